@@ -1,0 +1,1 @@
+//! Every decision, and no I/O: facts and the time come in as arguments, a decision goes out as data.
