@@ -3,8 +3,10 @@
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${HELLO_CACHE:-$HOME/.cache/hello-operator}
-RUN=${HELLO_RUN:-/tmp/hello-operator-cluster}
-readonly here CACHE RUN
+# Several clusters can run side by side, each with a number; everything of theirs follows from it.
+CLUSTER=${HELLO_CLUSTER:-0}
+RUN=${HELLO_RUN:-/tmp/hello-operator-cluster$([ "$CLUSTER" = 0 ] || echo "-$CLUSTER")}
+readonly here CACHE CLUSTER RUN
 
 started_at=$EPOCHREALTIME
 say() { # "  3.2s  text": seconds since this command began
@@ -13,6 +15,12 @@ say() { # "  3.2s  text": seconds since this command began
   printf '%3d.%ds  %s\n' $((tenths / 10)) $((tenths % 10)) "$*" >&2
 }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+[[ $CLUSTER =~ ^[0-9]$ ]] || die "HELLO_CLUSTER is a number from 0 to 9, not '$CLUSTER'"
+case $RUN in
+  /run/* | /var/lib/* | /var/log/* | /proc/* | /sys/*) die "HELLO_RUN cannot be $RUN: nodes have a /run, /var/lib and /var/log of their own" ;;
+  /*) ;;
+  *) die "HELLO_RUN is an absolute path, not '$RUN'" ;;
+esac
 
 # Waits until a command succeeds; gives up after so many seconds and says what was missing.
 await() { # seconds what command...

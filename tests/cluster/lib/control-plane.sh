@@ -5,7 +5,7 @@ kubectl() { "$RUN/bin/kubectl" --kubeconfig "$RUN/pki/lc.kubeconfig" --request-t
 start_in_control_plane() { # name command...
   local name=$1
   shift
-  start_process "$name" nsenter --net=/run/netns/hello-control-plane -- "$@"
+  start_process "$name" nsenter --net=/run/netns/${PREFIX}-control-plane -- "$@"
 }
 api_ready() { kubectl get --raw /readyz; }
 

@@ -4,19 +4,26 @@
 #   hello-control-plane  10.250.0.2
 #   hello-nodeN          10.250.0.(10+N), Pods in 10.244.N.0/24
 #   the machine itself   10.250.0.1 on hello0, for kubectl and tests
+#
+# With HELLO_CLUSTER=K, a cluster of its own beside that one: helloK-net, 10.250.K.x, Pods in 10.(244-K).N.0/24, helloK.
 
-CONTROL_PLANE=10.250.0.2
-MACHINE=10.250.0.1
+PREFIX=hello
+((CLUSTER == 0)) || PREFIX=hello$CLUSTER
+MACHINE_INTERFACE=hello$CLUSTER
+HOSTS=10.250.$CLUSTER
+PODS=10.$((244 - CLUSTER))
+CONTROL_PLANE=$HOSTS.2
+MACHINE=$HOSTS.1
 MAX_NODES=40
-node_address() { echo "10.250.0.$((10 + $1))"; } # N
+node_address() { echo "$HOSTS.$((10 + $1))"; } # N
 
-in_network() { nsenter --net=/run/netns/hello-net -- "$@"; }
-has_namespace() { [ -e "/run/netns/hello-$1" ]; } # host
+in_network() { nsenter --net=/run/netns/${PREFIX}-net -- "$@"; }
+has_namespace() { [ -e "/run/netns/${PREFIX}-$1" ]; } # host
 
 network_create() {
-  ip netns add hello-net
-  ip -n hello-net link add br0 type bridge
-  ip -n hello-net link set br0 up
+  ip netns add ${PREFIX}-net
+  ip -n ${PREFIX}-net link add br0 type bridge
+  ip -n ${PREFIX}-net link set br0 up
   # Frames between ports pass here; an established connection is cut like a new one.
   in_network nft -f - <<'RULES'
 table bridge cuts {
@@ -31,21 +38,21 @@ table bridge cuts {
   }
 }
 RULES
-  ip link add hello0 type veth peer name machine netns hello-net
-  ip addr add $MACHINE/24 dev hello0
-  ip link set hello0 up
-  ip -n hello-net link set machine master br0 up
+  ip link add $MACHINE_INTERFACE type veth peer name machine netns ${PREFIX}-net
+  ip addr add $MACHINE/24 dev $MACHINE_INTERFACE
+  ip link set $MACHINE_INTERFACE up
+  ip -n ${PREFIX}-net link set machine master br0 up
   host_create control-plane $CONTROL_PLANE
 }
 
 host_create() { # host address
-  local namespace=hello-$1
+  local namespace=${PREFIX}-$1
   ip netns add "$namespace"
   ip -n "$namespace" link set lo up
-  ip -n "$namespace" link add eth0 type veth peer name "$1" netns hello-net
+  ip -n "$namespace" link add eth0 type veth peer name "$1" netns ${PREFIX}-net
   ip -n "$namespace" addr add "$2/24" dev eth0
   ip -n "$namespace" link set eth0 up
-  ip -n hello-net link set "$1" master br0 up
+  ip -n ${PREFIX}-net link set "$1" master br0 up
   nsenter --net="/run/netns/$namespace" -- sysctl -qw net.ipv4.ip_forward=1
 }
 
@@ -55,26 +62,26 @@ node_network_create() ( # N
   exec 7>"$RUN/network.lock"
   flock 7
   host_create "node$1" "$(node_address "$1")"
-  ip -n "hello-node$1" route add default via $MACHINE
-  for namespace in /run/netns/hello-*; do
-    other=${namespace##*/hello-}
+  ip -n "${PREFIX}-node$1" route add default via $MACHINE
+  for namespace in /run/netns/${PREFIX}-*; do
+    other=${namespace##*/${PREFIX}-}
     case $other in
       net | "node$1") ;;
-      control-plane) ip -n hello-control-plane route replace "10.244.$1.0/24" via "$(node_address "$1")" ;;
+      control-plane) ip -n ${PREFIX}-control-plane route replace "$PODS.$1.0/24" via "$(node_address "$1")" ;;
       node*)
         number=${other#node}
-        ip -n "hello-$other" route replace "10.244.$1.0/24" via "$(node_address "$1")"
-        ip -n "hello-node$1" route replace "10.244.$number.0/24" via "$(node_address "$number")"
+        ip -n "${PREFIX}-$other" route replace "$PODS.$1.0/24" via "$(node_address "$1")"
+        ip -n "${PREFIX}-node$1" route replace "$PODS.$number.0/24" via "$(node_address "$number")"
         ;;
     esac
   done
-  ip route replace "10.244.$1.0/24" via "$(node_address "$1")"
+  ip route replace "$PODS.$1.0/24" via "$(node_address "$1")"
 )
 
 # What a switch sees of a host without power: no carrier, and no answer, not even a refusal.
 node_network_delete() { # N
-  ip -n hello-net link del "node$1" 2>/dev/null || true
-  ! has_namespace "node$1" || ip netns del "hello-node$1"
+  ip -n ${PREFIX}-net link del "node$1" 2>/dev/null || true
+  ! has_namespace "node$1" || ip netns del "${PREFIX}-node$1"
 }
 
 namespace_processes() { # namespace
@@ -84,20 +91,20 @@ namespace_processes() { # namespace
 # Removes every namespace of ours after killing what runs in it: only our own processes are ever in there.
 network_delete() {
   local path namespace pids
-  for path in /run/netns/hello-*; do
+  for path in /run/netns/${PREFIX}-*; do
     [ -e "$path" ] || continue
     namespace=${path##*/}
     pids=$(namespace_processes "$namespace")
     # shellcheck disable=SC2086 # one argument per process
     [ -z "$pids" ] || kill -KILL $pids 2>/dev/null || true
   done
-  for path in /run/netns/hello-*; do
+  for path in /run/netns/${PREFIX}-*; do
     [ -e "$path" ] || continue
     namespace=${path##*/}
     await 20 "the processes in network namespace $namespace to end" has_no_processes "$namespace"
     ip netns del "$namespace"
   done
-  ! ip link show hello0 >/dev/null 2>&1 || ip link del hello0
+  ! ip link show $MACHINE_INTERFACE >/dev/null 2>&1 || ip link del $MACHINE_INTERFACE
 }
 has_no_processes() { # namespace
   [ -z "$(namespace_processes "$1")" ]

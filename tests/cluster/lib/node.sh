@@ -21,20 +21,20 @@ unified_cgroups() { [ -e /sys/fs/cgroup/cgroup.controllers ]; }
 cgroups_create() { # N
   local hierarchy file
   if unified_cgroups; then
-    mkdir -p "/sys/fs/cgroup/hello-node$1"
+    mkdir -p "/sys/fs/cgroup/${PREFIX}-node$1"
     # shellcheck disable=SC2013 # words of one line
     for file in $(</sys/fs/cgroup/cgroup.controllers); do echo "+$file" >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true; done
     return
   fi
   for hierarchy in /sys/fs/cgroup/*/; do
-    case $hierarchy in */unified/) ;; *) mkdir -p "${hierarchy}hello-node$1" ;; esac
+    case $hierarchy in */unified/) ;; *) mkdir -p "${hierarchy}${PREFIX}-node$1" ;; esac
   done
   # A new cpuset is empty and takes no process.
-  for file in cpuset.cpus cpuset.mems; do cat "/sys/fs/cgroup/cpuset/$file" >"/sys/fs/cgroup/cpuset/hello-node$1/$file"; done
+  for file in cpuset.cpus cpuset.mems; do cat "/sys/fs/cgroup/cpuset/$file" >"/sys/fs/cgroup/cpuset/${PREFIX}-node$1/$file"; done
 }
 cgroup_folders() { # N, or * for every node's
   # shellcheck disable=SC2086 # the pattern is meant
-  find /sys/fs/cgroup/hello-node$1 /sys/fs/cgroup/*/hello-node$1 -depth -type d 2>/dev/null || true
+  find /sys/fs/cgroup/${PREFIX}-node$1 /sys/fs/cgroup/*/${PREFIX}-node$1 -depth -type d 2>/dev/null || true
 }
 remove_cgroups() { # N or *
   local folder
@@ -63,7 +63,7 @@ node_configure() { # N
   "plugins": [
     {
       "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
-      "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.$number.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+      "ipam": {"type": "host-local", "ranges": [[{"subnet": "$PODS.$number.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
     },
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
@@ -75,7 +75,7 @@ apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false
 cgroupDriver: cgroupfs
-cgroupRoot: /hello-node$number
+cgroupRoot: /${PREFIX}-node$number
 containerRuntimeEndpoint: unix://$folder/run/containerd.sock
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $RUN/pki/ca.crt}}
 authorization: {mode: Webhook}
@@ -98,7 +98,7 @@ CONFIG
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables
-clusterCIDR: 10.244.0.0/16
+clusterCIDR: $PODS.0.0/16
 clientConnection: {kubeconfig: $RUN/pki/proxy.kubeconfig}
 # These sysctls belong to the machine.
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
@@ -117,7 +117,7 @@ node_start() { # N
   cat /proc/sys/kernel/random/uuid >"$folder/boot-id"
   # nsenter, not "ip netns exec": that one mounts a new /sys, and the kubelet finds no cgroups there.
   # shellcheck disable=SC2016 # expanded by the inner shell
-  setsid nsenter --net="/run/netns/hello-node$number" -- \
+  setsid nsenter --net="/run/netns/${PREFIX}-node$number" -- \
     unshare --mount --propagation private --pid --uts --fork --mount-proc sh -ec '
       hostname "$1"
       mount -t tmpfs -o mode=755 tmpfs /run
@@ -155,9 +155,9 @@ start_in_node() { # N name command...
 node_kill() { # N
   local init
   init=$(process_id "node$1-init") || die "node$1 has no power already"
-  ip -n hello-net link set "node$1" down
+  ip -n ${PREFIX}-net link set "node$1" down
   kill -KILL "$init"
-  await 20 "the processes of node$1 to end" has_no_processes "hello-node$1"
+  await 20 "the processes of node$1 to end" has_no_processes "${PREFIX}-node$1"
   node_network_delete "$1"
   await 10 "the cgroups of node$1 to be empty" remove_cgroups "$1"
 }

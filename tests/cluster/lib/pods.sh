@@ -8,7 +8,7 @@ container_cgroups() { # namespace pod container
     node_has_power "$number" || continue
     ctr --address "$RUN/node$number/run/containerd.sock" --namespace k8s.io containers ls -q \
       "labels.\"io.kubernetes.pod.namespace\"==\"$1\",labels.\"io.kubernetes.pod.name\"==\"$2\",labels.\"io.kubernetes.container.name\"==\"$3\"" |
-      while read -r id; do find "$root/hello-node$number" -type d -name "$id" -exec grep -q . {}/cgroup.procs \; -print; done
+      while read -r id; do find "$root/${PREFIX}-node$number" -type d -name "$id" -exec grep -q . {}/cgroup.procs \; -print; done
   done
 }
 # Prints the ids, as the machine sees them, of a container's processes.
