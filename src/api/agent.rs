@@ -1,0 +1,233 @@
+//! What operator and agents say to each other: the ConfigMap that agents read, and the agents' API.
+//!
+//! Both sides interoperate across one minor version, so fields are only added, with a default.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::spec::{Durability, HelloOperatorSpec};
+
+/// What the operator hands to the agents: ConfigMap `<name>-config`, key `cluster.json`. It holds the last accepted
+/// spec, because the object itself can lose its spec when a bare CRD is applied over ours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterConfig {
+    /// Generation of the object that was accepted.
+    pub generation: i64,
+    /// Uid of the object that was accepted.
+    pub uid: String,
+    /// The accepted spec, as it was written.
+    pub spec: HelloOperatorSpec,
+    /// Durability as decided at creation.
+    pub durability: Durability,
+    /// k of ANY k.
+    pub sync_replicas: i32,
+    /// Names of all wanted instances.
+    pub instances: Vec<String>,
+    /// Settings for postgresql.conf, complete but for what only the agent knows (paths, names, the member's own).
+    pub parameters: BTreeMap<String, String>,
+    /// The user's lines of pg_hba.conf.
+    #[serde(default)]
+    pub hba: Vec<String>,
+    /// Bounds of the primary Lease.
+    pub lease: LeaseBounds,
+}
+
+/// Bounds of the primary Lease, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseBounds {
+    /// After this long without a change anybody may take it.
+    pub duration: u32,
+    /// After this long without a renewal the holder stops PostgreSQL.
+    pub renew_deadline: u32,
+    /// Between two renewals.
+    pub retry_period: u32,
+}
+
+impl Default for LeaseBounds {
+    fn default() -> Self {
+        Self { duration: 15, renew_deadline: 10, retry_period: 2 }
+    }
+}
+
+/// `GET /v1/report`: what an agent says of its instance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Name of the instance.
+    pub instance: String,
+    /// Uid of its Pod.
+    pub pod_uid: String,
+    /// Version of the agent.
+    pub agent_version: String,
+    /// What it does.
+    pub phase: Phase,
+    /// What is wrong or what it waits for, in a sentence.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// The member: id of the data directory. None without data.
+    #[serde(default)]
+    pub member: Option<String>,
+    /// System identifier of the data. None without data.
+    #[serde(default)]
+    pub system_id: Option<String>,
+    /// Term of the Lease that it follows or holds.
+    #[serde(default)]
+    pub term: i64,
+    /// Timeline of its WAL.
+    #[serde(default)]
+    pub timeline: Option<u32>,
+    /// Last position on its disk.
+    #[serde(default)]
+    pub lsn: Option<Lsn>,
+    /// Last position replayed (a replica).
+    #[serde(default)]
+    pub replayed: Option<Lsn>,
+    /// Whether a replica streams from the holder of the Lease.
+    #[serde(default)]
+    pub streaming: bool,
+    /// Whether it serves its role; the same as `/readyz`.
+    #[serde(default)]
+    pub ready: bool,
+    /// Generation of the configuration that PostgreSQL has loaded.
+    #[serde(default)]
+    pub config_generation: i64,
+    /// Settings whose new value waits for a restart.
+    #[serde(default)]
+    pub pending_restart: Vec<String>,
+    /// Value of the last restart command that was carried out.
+    #[serde(default)]
+    pub restarted_for: Option<String>,
+    /// Bytes free and in all on the data volume.
+    #[serde(default)]
+    pub disk: Option<Disk>,
+    /// The primary's view of the replicas that stream from it.
+    #[serde(default)]
+    pub replicas: Vec<ReplicaReport>,
+    /// Whether the sync rule in force is confirmed (a primary).
+    #[serde(default)]
+    pub rules_confirmed: bool,
+}
+
+/// What an instance does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Phase {
+    /// Waits: for the Lease, the configuration, or a primary to clone from.
+    Waiting,
+    /// Makes the first data directory.
+    Bootstrapping,
+    /// Copies the primary's data directory.
+    Cloning,
+    /// PostgreSQL starts.
+    Starting,
+    /// Takes writes.
+    Primary,
+    /// Follows the primary.
+    Replica,
+    /// PostgreSQL is stopped, on purpose.
+    Stopped,
+    /// PostgreSQL cannot run; `message` says why.
+    Failed,
+}
+
+/// A volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// Bytes that can still be written.
+    pub free: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// One replica as its primary sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaReport {
+    /// Member id, which is its application name.
+    pub member: String,
+    /// Name of the instance, where it is known.
+    #[serde(default)]
+    pub instance: Option<String>,
+    /// Last position that it flushed.
+    #[serde(default)]
+    pub flushed: Option<Lsn>,
+    /// Last position that it replayed.
+    #[serde(default)]
+    pub replayed: Option<Lsn>,
+    /// Whether its walsender streams (and is not still catching up).
+    pub streaming: bool,
+}
+
+/// `POST /v1/restart`: restart PostgreSQL in place. An agent refuses a term older than the one it knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RestartCommand {
+    /// Term of the Lease that the operator saw.
+    pub term: i64,
+    /// Names this command; the same one is carried out once.
+    pub id: String,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+/// `POST /v1/leave`: the instance is removed. The holder takes its member out of the sync rules first (`member` set, sent
+/// to the primary); answered with 200 once no rule in the Lease names it, 202 while that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaveCommand {
+    /// Term of the Lease that the operator saw.
+    pub term: i64,
+    /// Name of the instance that leaves.
+    pub instance: String,
+}
+
+/// The answer to a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CommandAnswer {
+    /// Whether it is carried out completely.
+    pub done: bool,
+    /// What is still missing, or why it was refused, in a sentence.
+    pub message: String,
+}
+
+/// A position in the WAL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(pub u64);
+
+impl std::fmt::Display for Lsn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:X}/{:X}", self.0 >> 32, self.0 & 0xFFFF_FFFF)
+    }
+}
+
+/// A text that is no position in the WAL.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no WAL position such as 0/3000148")]
+pub struct InvalidLsn(pub String);
+
+impl std::str::FromStr for Lsn {
+    type Err = InvalidLsn;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let invalid = || InvalidLsn(text.to_owned());
+        let (high, low) = text.split_once('/').ok_or_else(invalid)?;
+        let high = u32::from_str_radix(high, 16).map_err(|_| invalid())?;
+        let low = u32::from_str_radix(low, 16).map_err(|_| invalid())?;
+        Ok(Self((u64::from(high) << 32) | u64::from(low)))
+    }
+}
+
+impl Serialize for Lsn {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lsn {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

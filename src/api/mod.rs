@@ -1,0 +1,14 @@
+//! The contract with users and between our own programs: the resources, every name, label and annotation, and what
+//! operator and agents say to each other. Data only.
+
+pub mod agent;
+pub mod category;
+pub mod crd;
+pub mod names;
+pub mod owned;
+pub mod spec;
+pub mod status;
+
+pub use category::Category;
+pub use spec::{HelloOperator, HelloOperatorSpec};
+pub use status::HelloOperatorStatus;

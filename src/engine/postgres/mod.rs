@@ -1,0 +1,1 @@
+//! PostgreSQL as the engine: settings, connection strings, host-based authentication and the parsing of its answers.

@@ -1,0 +1,1 @@
+//! The shell around [`crate::core`] for the whole cluster: streams in, plan, writes out.
