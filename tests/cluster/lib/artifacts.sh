@@ -1,0 +1,98 @@
+# Everything that is built rather than installed, cached by the content of what it is built from. Sourced after common.sh.
+#
+# An artifact NAME has: an entry in `artifact_inputs` (files and folders that decide its content), one in `artifact_cost`
+# (what to tell a waiting user), and a function build_NAME that fills a folder.
+
+KUBERNETES_VERSION=v1.36.3
+
+declare -A artifact_inputs=(
+  [kube]="tools/kube" [etcd]="tools/etcd" [coredns]="tools/coredns" [helm]="tools/helm" [provisioner]="tools/provisioner"
+  [pause]="images/pause images/oci-archive" [postgres]="images/postgres images/oci-archive"
+  [image-store]="images lib/images.sh"
+)
+declare -A artifact_cost=(
+  [kube]="7 to 10 minutes the first time, half a minute from Go's own cache" [etcd]="1 minute" [coredns]="2 minutes" [helm]="3 minutes"
+  [provisioner]="10 seconds after kube, 1 minute before it" [pause]="1 second" [postgres]="2 minutes, mostly download" [image-store]="5 seconds"
+)
+# What a cluster needs; helm is for those who install a chart.
+cluster_artifacts=(kube etcd coredns provisioner pause postgres image-store)
+all_artifacts=("${cluster_artifacts[@]}" helm)
+
+go_build() { # module output ldflags
+  (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$2/$1" .)
+}
+build_kube() {
+  local package version=${KUBERNETES_VERSION#v} flags=""
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    flags+=" -X $package.gitVersion=$KUBERNETES_VERSION -X $package.gitMajor=${version%%.*} -X $package.gitMinor=$(cut -d. -f2 <<<"$version") -X $package.gitTreeState=clean"
+  done
+  go_build kube "$1" "$flags"
+}
+build_etcd() { go_build etcd "$1" ""; }
+build_coredns() { go_build coredns "$1" ""; }
+build_provisioner() { go_build provisioner "$1" ""; }
+build_helm() { (cd "$here/tools/helm" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/helm" helm.sh/helm/v4/cmd/helm); }
+
+build_pause() {
+  mkdir "$1/root"
+  gcc -Os -static -s -Wall -Werror -o "$1/root/pause" "$here/images/pause/pause.c"
+  tar -C "$1/root" --owner=0 --group=0 --mtime=@0 -cf "$1/layer.tar" pause
+  "$here/images/oci-archive" "$1/image.tar" "$1/layer.tar" 'registry.local/pause:1={"Entrypoint":["/pause"]}'
+  rm -r "$1/layer.tar" "$1/root"
+}
+build_postgres() {
+  local config
+  "$here/images/postgres/layer" "$1/layer.tar" trixie 17
+  config=$(jq -c . "$here/images/postgres/config.json")
+  # The second name is the same PostgreSQL under another digest: what a change of image looks like.
+  "$here/images/oci-archive" "$1/image.tar" "$1/layer.tar" "docker.io/library/postgres:17=$config" \
+    "registry.local/postgres:17-b=$(jq -c '.Labels = {"hello-operator/variant": "b"}' <<<"$config")"
+  rm "$1/layer.tar"
+}
+build_image-store() { fill_image_store "$1" "$(artifact pause)/image.tar" "$(artifact postgres)/image.tar"; }
+
+# The folder of an artifact, there or not.
+artifact() { # name
+  local name=$1 input key
+  [ -n "${artifact_inputs[$name]:-}" ] || die "there is no artifact '$name'; there are: ${all_artifacts[*]}"
+  key=$({
+    # Image builds depend on what they are built from, Go builds on the compiler too.
+    declare -f "build_$name" go_build
+    case ${artifact_inputs[$name]} in tools/*) go env GOVERSION GOARCH; echo "$KUBERNETES_VERSION" ;; esac
+    for input in ${artifact_inputs[$name]}; do find "$here/$input" -type f -print0 | LC_ALL=C sort -z | (cd "$here" && xargs -0 sha256sum | sed "s: $here/: :"); done
+  } | sha256sum)
+  echo "$CACHE/$name-${key:0:16}"
+}
+
+# Builds an artifact unless it is there. It appears under its name only when complete.
+build_artifact() { # name
+  local name=$1 folder unfinished began=$SECONDS
+  folder=$(artifact "$name")
+  if [ -d "$folder" ]; then touch "$folder"; return; fi
+  mkdir -p "$CACHE"
+  (
+    exec 8>"$CACHE/$name.lock"
+    flock -n 8 || { say "waiting for another build of $name"; flock -w 1800 8; }
+    [ ! -d "$folder" ] || exit 0
+    say "building $name (usually ${artifact_cost[$name]})"
+    unfinished=$(mktemp -d "$CACHE/.unfinished-$name-XXXXXX")
+    # Not `if ! build`: that would switch off "stop at the first error" inside it.
+    trap 'status=$?; rm -rf "$unfinished"; [ $status = 0 ] || say "building $name failed"' EXIT
+    "build_$name" "$unfinished" >&2
+    chmod 755 "$unfinished"
+    mv -T "$unfinished" "$folder"
+    say "built $name in $((SECONDS - began)) s"
+  )
+  # Versions that nobody has used for two weeks.
+  find "$CACHE" -maxdepth 1 -type d \( -name "$name-????????????????" -o -name ".unfinished-$name-*" \) -mtime +14 -exec rm -rf {} +
+}
+
+# The Go builds follow each other, because each uses every core; the images, mostly downloads, go beside them.
+build_artifacts() { # name...
+  local name images=() pids=()
+  for name in "$@"; do case $name in pause | postgres) images+=("$name") ;; esac; done
+  if ((${#images[@]})); then (for name in "${images[@]}"; do build_artifact "$name"; done) & pids+=($!); fi
+  (for name in "$@"; do case ${artifact_inputs[$name]:-} in tools/*) build_artifact "$name" ;; esac; done) & pids+=($!)
+  join "${pids[@]}"
+  for name in "$@"; do case $name in image-store) build_artifact "$name" ;; esac; done
+}
