@@ -24,7 +24,8 @@ network_create() {
   ip netns add ${PREFIX}-net
   ip -n ${PREFIX}-net link add br0 type bridge
   ip -n ${PREFIX}-net link set br0 up
-  # Frames between ports pass here; an established connection is cut like a new one.
+  # Frames between ports pass here; an established connection is cut like a new one. Address resolution is never cut: without
+  # it a cut in one direction would soon be one in both.
   in_network nft -f - <<'RULES'
 table bridge cuts {
   set to { type ifname; }
@@ -32,6 +33,7 @@ table bridge cuts {
   set pairs { type ifname . ifname; }
   chain forward {
     type filter hook forward priority 0;
+    ether type arp accept
     oifname @to drop
     iifname @from drop
     iifname . oifname @pairs drop

@@ -162,6 +162,14 @@ node_kill() { # N
   await 10 "the cgroups of node$1 to be empty" remove_cgroups "$1"
 }
 
+# Takes a node without power out of the cluster. Volumes on it stay, as they would on a disk in a drawer.
+node_delete() { # N
+  network_heal "$1"
+  kubectl delete node "node$1" --ignore-not-found >/dev/null
+  ip route del "$PODS.$1.0/24" 2>/dev/null || true
+  rm -rf "$RUN/node$1"
+}
+
 # Ready, and said so by the kubelet of this boot: for 40 s the API server believes what the last one said.
 node_is_ready() { # N
   local boot ready

@@ -1,0 +1,35 @@
+# Every target has a line after ## that `make help` shows. Sections: the local cluster, checks and tests, what we ship.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+LC := tests/cluster/lc
+# Tests that break things have a cluster of their own, beside the one that a person works with (number 0).
+TEST_CLUSTER ?= 1
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- the local cluster
+
+.PHONY: cluster-up cluster-down kubeconfig
+NODES ?= 3
+cluster-up: ## Start the local Kubernetes, or repair the running one (NODES=3)
+	@$(LC) up $(NODES)
+
+cluster-down: ## End the local Kubernetes and leave no trace
+	@$(LC) down
+
+kubeconfig: ## Print the path of the local cluster's kubeconfig
+	@$(LC) kubeconfig
+
+# --- checks and tests: check, test, test-all, api, e2e and bench belong here
+
+.PHONY: cluster-test
+cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
+	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
+	cargo test --locked --features local-cluster --test cluster -- --test-threads=1
+
+# --- what we ship: demo and crds belong here
