@@ -1,6 +1,13 @@
 //! The helm chart: lint, golden renders, refusals by the schema, and agreement with the crate. Without helm in the cache
 //! (`tests/cluster/build helm`) the tests say so and pass. `UPDATE_GOLDEN=1` writes what they expect.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "clippy.toml allows these in tests, but does not see that helpers here are tests too"
+)]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
