@@ -59,14 +59,22 @@ pub struct Telemetry {
 
 /// Begins logging, and tracing when the environment asks for it. `service` names the program in traces, unless
 /// `OTEL_SERVICE_NAME` does. Call it once, inside the Tokio runtime.
+///
+/// An environment that the exporter does not accept costs the traces and a warning, not the program.
 pub fn init(log: &LogArgs, env: &TelemetryEnv, service: &'static str) -> Result<Telemetry, Error> {
-    let traces = if env.traces { Some(traces::Traces::start(service)?) } else { None };
+    let (traces, refused) = match env.traces.then(|| traces::Traces::start(service)).transpose() {
+        Ok(traces) => (traces, None),
+        Err(error) => (None, Some(error)),
+    };
     let layer = traces.as_ref().map(|traces| traces.layer(service));
     let lines = logs::layer(logs::format(log.log_format), std::io::stderr);
     tracing_subscriber::registry()
         .with(layer)
         .with(lines.with_filter(logs::filter(log.verbose, env.log_filter.as_deref())))
         .try_init()?;
+    if let Some(error) = refused {
+        tracing::warn!(%error, "there are no traces");
+    }
     Ok(Telemetry { traces })
 }
 

@@ -171,7 +171,11 @@ mod tests {
     use std::time::Instant;
 
     use opentelemetry_otlp::WithExportConfig;
+    use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+    use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
     use opentelemetry_sdk::error::OTelSdkError;
+    use tonic::transport::Server;
+    use tonic::transport::server::TcpIncoming;
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
@@ -246,6 +250,45 @@ mod tests {
         traces.shutdown().await;
         assert!(began.elapsed() < FLUSH + Duration::from_secs(3), "took {:?}", began.elapsed());
         assert_eq!((count(&counters, "recorded"), count(&counters, "exported")), (10_000, 0));
+    }
+
+    struct Collector(tokio::sync::mpsc::UnboundedSender<ExportTraceServiceRequest>);
+
+    #[tonic::async_trait]
+    impl TraceService for Collector {
+        async fn export(
+            &self,
+            request: tonic::Request<ExportTraceServiceRequest>,
+        ) -> Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
+            self.0.send(request.into_inner()).map_err(|_| tonic::Status::cancelled("the test ended"))?;
+            Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_real_collector_receives_them_over_grpc() {
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = incoming.local_addr().unwrap();
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let collector = TraceServiceServer::new(Collector(sender));
+        let server = tokio::spawn(Server::builder().add_service(collector).serve_with_incoming(incoming));
+
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(format!("http://{address}"))
+            .build()
+            .unwrap();
+        let traces = Traces::with_exporter(exporter, "hello-operator").unwrap();
+        let counters = traces.counters.clone();
+        spans(&traces, 2);
+        traces.shutdown().await;
+
+        let request = received.recv().await.unwrap();
+        let resource = request.resource_spans[0].resource.as_ref().unwrap();
+        assert!(resource.attributes.iter().any(|attribute| attribute.key == "service.name"));
+        assert_eq!(request.resource_spans[0].scope_spans[0].spans.len(), 2);
+        assert_eq!(count(&counters, "exported"), 2);
+        server.abort();
     }
 
     #[test]
