@@ -32,4 +32,8 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
 	cargo test --locked --features local-cluster --test cluster -- --test-threads=1
 
+.PHONY: api
+api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)
+	@cargo test --locked --test api -- $(FILTER)
+
 # --- what we ship: demo and crds belong here
