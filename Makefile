@@ -37,3 +37,10 @@ api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part 
 	@cargo test --locked --test api -- $(FILTER)
 
 # --- what we ship: demo and crds belong here
+
+.PHONY: crds
+CRD := helloopperators.terry.com.yaml
+crds: ## Write the CustomResourceDefinition of the sources into crds/ and the chart
+	@cargo run --locked --quiet -- crds >crds/$(CRD).new
+	@mv crds/$(CRD).new crds/$(CRD)
+	@cp crds/$(CRD) charts/hello-operator/files/crds/$(CRD)
