@@ -13,16 +13,14 @@ fn main() -> std::process::ExitCode {
 }
 
 fn print_crds() -> std::process::ExitCode {
-    for crd in crd::all() {
-        match serde_json::to_string_pretty(&crd) {
-            Ok(text) => {
-                #[expect(clippy::print_stdout, reason = "printing is what this subcommand is for")]
-                {
-                    println!("{text}");
-                }
+    match serde_saphyr::to_string_multiple(&crd::all()) {
+        Ok(text) => {
+            #[expect(clippy::print_stdout, reason = "printing is what this subcommand is for")]
+            {
+                print!("{text}");
             }
-            Err(_) => return std::process::ExitCode::FAILURE,
+            std::process::ExitCode::SUCCESS
         }
+        Err(_) => std::process::ExitCode::FAILURE,
     }
-    std::process::ExitCode::SUCCESS
 }
