@@ -48,6 +48,12 @@ impl Processes {
 
     /// Starts a program.
     pub fn spawn(&self, program: &str, command: &mut Command) -> Result<Running, Error> {
+        self.spawn_if(program, command, || true)
+    }
+
+    /// Starts a program if it is `allowed`, which is asked at the very last moment: nothing is started behind the back of
+    /// a fence that has looked already.
+    pub fn spawn_if(&self, program: &str, command: &mut Command, allowed: impl Fn() -> bool) -> Result<Running, Error> {
         let failed = |error: std::io::Error| Error::Program {
             program: program.to_owned(),
             outcome: format!("could not be started: {error}"),
@@ -55,6 +61,10 @@ impl Processes {
         command.stdin(Stdio::null());
         // The lock is held from fork to registration, so that the reaper never takes a child of tokio's for an orphan.
         let mut ours = self.ours();
+        if !allowed() {
+            let outcome = "was not started: there is no valid Lease".to_owned();
+            return Err(Error::Program { program: program.to_owned(), outcome });
+        }
         let child = command.spawn().map_err(failed)?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
         ours.insert(pid);
@@ -66,10 +76,11 @@ impl Processes {
     pub fn reap_orphans(&self) {
         let ours = self.ours();
         for process in children_of(std::process::id()) {
-            if process.zombie && !ours.contains(&process.pid) {
-                if let Some(pid) = Pid::from_raw(process.pid) {
-                    let _ = waitpid(Some(pid), WaitOptions::NOHANG);
-                }
+            if process.zombie
+                && !ours.contains(&process.pid)
+                && let Some(pid) = Pid::from_raw(process.pid)
+            {
+                let _ = waitpid(Some(pid), WaitOptions::NOHANG);
             }
         }
     }
@@ -83,6 +94,8 @@ impl Processes {
         let me = std::process::id();
         let end = std::time::Instant::now() + STOP_BUDGET;
         let mut below_is_empty = false;
+        // Whoever is just starting something has it in /proc when this lock is free.
+        drop(self.ours());
         loop {
             let all = snapshot();
             let direct: Vec<i32> = all

@@ -28,12 +28,18 @@ impl Tool {
         let mut command = Command::new(name);
         // The output is parsed, so it must not be translated.
         command.env("LC_ALL", "C");
-        Self { name, command, silence: Duration::from_secs(60) }
+        Self { name, command, silence: Duration::from_mins(1) }
     }
     /// One more argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
         self.command.arg(arg);
+        self
+    }
+    /// More arguments.
+    #[must_use]
+    pub fn args<const N: usize>(mut self, args: [&str; N]) -> Self {
+        self.command.args(args);
         self
     }
     /// How long it may say nothing before it is killed. A program that works for hours says so now and then.
@@ -124,16 +130,11 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 Ok([]) | Err(_) => {
                     return if self.line.is_empty() { None } else { Some(self.take()) };
                 }
-                Ok(buffer) => match buffer.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-                    Some(at) => {
-                        self.line.extend(buffer.iter().take(at));
-                        (at + 1, true)
-                    }
-                    None => {
-                        self.line.extend_from_slice(buffer);
-                        (buffer.len(), false)
-                    }
-                },
+                Ok(buffer) => {
+                    let end = buffer.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+                    self.line.extend(buffer.iter().take(end.unwrap_or(buffer.len())));
+                    (end.map_or(buffer.len(), |at| at + 1), end.is_some())
+                }
             };
             self.reader.consume(used);
             if !self.line.is_empty() && (complete || self.line.len() >= MAX_LINE) {

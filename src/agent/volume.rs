@@ -74,9 +74,31 @@ impl Layout {
         }
     }
 
-    /// Removes what an interrupted bootstrap, clone or removal left, and WAL of members that are no more.
-    pub fn tidy(&self, _lock: &VolumeLock, member: Option<&str>) -> Result<(), Error> {
-        remove(&self.staging())?;
+    /// Reads the state and brings it and the volume together after a crash at any moment: finishes or undoes what was
+    /// begun, and removes what an interrupted bootstrap, clone or removal left.
+    pub fn settle(&self, lock: &VolumeLock) -> Result<State, Error> {
+        let before = self.load()?;
+        let mut state = before.clone();
+        if self.has_data() {
+            state.staged = None;
+        } else {
+            (state.member, state.marker, state.proof) = (None, false, None);
+        }
+        if !self.staging().join("PG_VERSION").exists() {
+            state.staged = None;
+        }
+        if state != before {
+            self.store(&state)?;
+        }
+        if state.staged.is_none() {
+            remove(&self.staging())?;
+        }
+        self.tidy(lock, state.member.as_deref().or(state.staged.as_ref().map(|staged| staged.member.as_str())))?;
+        Ok(state)
+    }
+
+    /// Removes data on its way out, and WAL of members that are no more.
+    fn tidy(&self, _lock: &VolumeLock, member: Option<&str>) -> Result<(), Error> {
         remove(&self.gone())?;
         let Some(wal) = &self.wal else { return Ok(()) };
         let entries = fs::read_dir(wal).map_err(Error::io("read", wal))?;
@@ -153,6 +175,19 @@ pub struct State {
     /// The last restart command that was carried out.
     #[serde(default)]
     pub restarted_for: Option<String>,
+    /// A bootstrap that is complete in the staging folder, and synced.
+    #[serde(default)]
+    pub staged: Option<Staged>,
+}
+
+/// A complete bootstrap in the staging folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Staged {
+    /// Its member id.
+    pub member: String,
+    /// Its system identifier.
+    pub system_id: String,
 }
 
 /// Space on a volume.
@@ -223,7 +258,7 @@ mod tests {
         let layout = layout("state");
         let _lock = layout.lock().unwrap();
         assert_eq!(layout.load().unwrap(), State::default());
-        let state = State { member: Some("m".into()), marker: true, proof: Some("h".into()), restarted_for: None };
+        let state = State { member: Some("m".into()), marker: true, proof: Some("h".into()), ..State::default() };
         layout.store(&state).unwrap();
         assert_eq!(layout.load().unwrap(), state);
         fs::write(layout.state(), "{").unwrap();
@@ -234,18 +269,31 @@ mod tests {
     fn what_was_interrupted_is_never_data_and_is_tidied_away() {
         let layout = layout("tidy");
         let lock = layout.lock().unwrap();
-        make_private(&layout.staging()).unwrap();
-        fs::write(layout.staging().join("PG_VERSION"), "17").unwrap();
-        make_private(&layout.wal_folder("old").unwrap()).unwrap();
-        make_private(&layout.wal_folder("mine").unwrap()).unwrap();
-        assert!(!layout.has_data());
-        layout.tidy(&lock, Some("mine")).unwrap();
+        let stage = || {
+            make_private(&layout.staging()).unwrap();
+            fs::write(layout.staging().join("PG_VERSION"), "17").unwrap();
+        };
+        stage();
+        for member in ["old", "mine"] {
+            make_private(&layout.wal_folder(member).unwrap()).unwrap();
+        }
+        layout.store(&State { member: Some("lost".into()), proof: Some("h".into()), ..State::default() }).unwrap();
+        assert_eq!(layout.settle(&lock).unwrap(), State::default(), "no data: no member and no proof");
         assert!(!layout.staging().exists() && !layout.wal_folder("old").unwrap().exists());
-        assert!(layout.wal_folder("mine").unwrap().exists());
-        make_private(&layout.staging()).unwrap();
-        fs::write(layout.staging().join("PG_VERSION"), "17").unwrap();
+
+        let staged = Staged { member: "mine".into(), system_id: "1".into() };
+        let state = State { staged: Some(staged), ..State::default() };
+        stage();
+        make_private(&layout.wal_folder("mine").unwrap()).unwrap();
+        layout.store(&state).unwrap();
+        assert_eq!(layout.settle(&lock).unwrap(), state, "a complete bootstrap stays");
+        assert!(layout.staging().exists() && layout.wal_folder("mine").unwrap().exists());
+
+        layout.store(&State { member: Some("mine".into()), ..state }).unwrap();
         layout.go_live(&lock).unwrap();
-        assert!(layout.has_data());
+        let settled = layout.settle(&lock).unwrap();
+        assert_eq!((settled.member.as_deref(), settled.staged), (Some("mine"), None));
+        assert!(layout.has_data() && layout.wal_folder("mine").unwrap().exists());
         layout.remove_data(&lock).unwrap();
         assert!(!layout.has_data() && !layout.gone().exists());
     }

@@ -100,11 +100,28 @@ impl ControlData {
         matches!(self.state, ClusterState::ShutDown | ClusterState::ShutDownInRecovery)
     }
 
-    /// Timeline and position that the data certainly reaches. After a clean shutdown of a primary the end of its WAL
-    /// is just behind the shutdown checkpoint.
+    /// Timeline and position that the data certainly reaches; after a clean stop of a primary exactly the end of its WAL.
     pub fn reached(&self) -> (u32, Lsn) {
+        if self.state == ClusterState::ShutDown {
+            return (self.timeline, end_of_checkpoint(self.checkpoint));
+        }
         (self.timeline.max(self.min_recovery_timeline), self.checkpoint.max(self.min_recovery))
     }
+}
+
+/// End of the checkpoint record that begins here. It has 114 bytes in 15 to 18; where it crosses into the next page, that
+/// page's header comes on top, and a record ends on a multiple of 8.
+fn end_of_checkpoint(start: Lsn) -> Lsn {
+    const RECORD: u64 = 114;
+    const PAGE: u64 = 8192;
+    const SEGMENT: u64 = 16 * 1024 * 1024;
+    let left = PAGE - start.0 % PAGE;
+    let mut end = start.0 + RECORD;
+    if RECORD > left {
+        let next_page = start.0 + left;
+        end += if next_page.is_multiple_of(SEGMENT) { 40 } else { 24 };
+    }
+    Lsn(end.next_multiple_of(8))
 }
 
 fn field<'a>(text: &'a str, name: &'static str) -> Result<&'a str, ParseError> {
@@ -134,6 +151,18 @@ mod tests {
         assert_eq!((data.timeline, data.min_recovery), (1, Lsn(0)));
         assert_eq!(data.critical.max_connections, 100);
         assert!(data.checksums && data.clean());
+    }
+
+    #[test]
+    fn a_clean_stop_ends_behind_its_checkpoint() {
+        // pg_waldump of the real one: rmgr: XLOG len (rec/tot): 114/114, lsn: 0/017529B0, next record would be 0/1752A28.
+        assert_eq!(ControlData::parse(REAL).unwrap().reached(), (1, "0/1752A28".parse().unwrap()));
+        assert_eq!(
+            end_of_checkpoint(Lsn(0x1FC0)),
+            Lsn(0x1FC0 + 144),
+            "114 and a page header of 24, on a multiple of 8"
+        );
+        assert_eq!(end_of_checkpoint(Lsn(0xFF_FFC0)), Lsn(0xFF_FFC0 + 160), "the header of a segment has 40");
     }
 
     #[test]

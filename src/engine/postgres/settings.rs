@@ -102,10 +102,10 @@ pub struct Tls {
 /// How an instance takes part in replication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// Takes writes; `sync` is synchronous_standby_names, None with durability Async.
+    /// Takes writes.
     Primary {
-        /// synchronous_standby_names
-        sync: Option<String>,
+        /// synchronous_standby_names; empty where a commit waits for nobody.
+        sync: String,
     },
     /// Follows; without an upstream it waits.
     Standby {
@@ -159,7 +159,7 @@ pub fn render(
     }
     match &own.role {
         Role::Primary { sync } => {
-            set("synchronous_standby_names", sync.as_deref().unwrap_or_default());
+            set("synchronous_standby_names", sync);
             set("primary_conninfo", "");
             set("primary_slot_name", "");
         }
@@ -269,7 +269,7 @@ mod tests {
             ("fsync".to_owned(), "off".to_owned()),
             ("search_path".to_owned(), "'a', b\\".to_owned()),
         ]);
-        let all = render(&derived(0, GIB, 300), &chosen, &own(Role::Primary { sync: Some(r#"ANY 1 ("a")"#.into()) }));
+        let all = render(&derived(0, GIB, 300), &chosen, &own(Role::Primary { sync: r#"ANY 1 ("a")"#.into() }));
         let text = text(&all);
         for line in [
             "max_connections = '300'",
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn alter_system_is_not_named_where_it_cannot_be_turned_off() {
-        let mut own = own(Role::Primary { sync: None });
+        let mut own = own(Role::Primary { sync: String::new() });
         own.major = Major(16);
         assert!(!render(&BTreeMap::new(), &BTreeMap::new(), &own).contains_key("allow_alter_system"));
     }

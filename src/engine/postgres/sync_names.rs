@@ -2,16 +2,13 @@
 
 use super::quote;
 
-/// A name that no standby ever has: commits wait. Never empty the setting: that releases every waiting commit as a success.
-pub const NOBODY: &str = "nobody-yet";
-
-/// The setting by which a commit waits for `k` of `members`. Members that do not take part yet are simply left out;
-/// with fewer than `k` of them, placeholders stand in, so that commits wait.
+/// The setting by which a commit waits for `k` of `members`; empty where it waits for nobody. Who wants commits to wait
+/// although nobody has joined yet names a placeholder: emptying the setting releases every waiting commit as a success.
 pub fn any(k: u32, members: &[String]) -> String {
-    let mut names: Vec<String> = members.iter().map(|member| quote::identifier(member)).collect();
-    for number in names.len()..usize::try_from(k).unwrap_or(usize::MAX).min(64) {
-        names.push(quote::identifier(&format!("{NOBODY}-{number}")));
+    if k == 0 {
+        return String::new();
     }
+    let names: Vec<String> = members.iter().map(|member| quote::identifier(member)).collect();
     format!("ANY {k} ({})", names.join(", "))
 }
 
@@ -20,9 +17,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_quoted_and_placeholders_stand_in() {
+    fn names_are_quoted() {
         assert_eq!(any(1, &["a-1".into(), "b".into()]), r#"ANY 1 ("a-1", "b")"#);
-        assert_eq!(any(2, &["a".into()]), r#"ANY 2 ("a", "nobody-yet-1")"#);
-        assert_eq!(any(1, &[]), r#"ANY 1 ("nobody-yet-0")"#);
+        assert_eq!(any(0, &[]), "");
     }
 }
