@@ -42,6 +42,7 @@ pub fn isolated(name: &str, test: impl AsyncFnOnce(World)) {
     let status = command
         .args([name, "--exact", "--nocapture"])
         .env(CHILD, "1")
+        .env("HOME", "/nonexistent")
         .env("PATH", format!("{}:{path}", programs.display()))
         .current_dir("/")
         .status()
