@@ -1,18 +1,61 @@
 //! The command line: picks a subcommand; errors become exit codes.
 
-use clap::Parser;
-use hello_operator::api::crd;
-use hello_operator::config::{Cli, Command};
+use std::process::ExitCode;
 
-fn main() -> std::process::ExitCode {
+use clap::Parser;
+use hello_operator::agent;
+use hello_operator::api::crd;
+use hello_operator::config::{AgentArgs, Cli, Command, InjectArgs, LogArgs, TelemetryEnv};
+use hello_operator::telemetry;
+
+fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Several crates bring TLS; they share this one provider. It fails only if there is one already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match cli.command {
         Command::Crds => print_crds(),
-        Command::Run(_) | Command::Agent(_) | Command::Inject(_) | Command::Plan(_) => std::process::ExitCode::FAILURE,
+        Command::Agent(args) => run_agent(args, &cli.log),
+        Command::Inject(args) => inject(&args),
+        Command::Run(_) | Command::Plan(_) => ExitCode::FAILURE,
     }
 }
 
-fn print_crds() -> std::process::ExitCode {
+/// One thread: the agent waits nearly always, and must be small.
+fn run_agent(args: AgentArgs, log: &LogArgs) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&error),
+    };
+    let outcome = runtime.block_on(async {
+        let telemetry = telemetry::init(log, &TelemetryEnv::read(), "hello-operator-agent");
+        let outcome = agent::run(args).await;
+        if let Err(error) = &outcome {
+            tracing::error!(%error, category = error.category().as_str(), "the agent cannot go on");
+        }
+        if let Ok(telemetry) = telemetry {
+            telemetry.shutdown().await;
+        }
+        outcome
+    });
+    // A blocked thread, for instance of a disk that hangs, must not keep the process.
+    runtime.shutdown_background();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn inject(args: &InjectArgs) -> ExitCode {
+    match agent::inject(&args.to) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&error),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "before there are logs, this is where people look")]
+fn complain(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("{error}");
+    ExitCode::FAILURE
+}
+
+fn print_crds() -> ExitCode {
     for crd in crd::all() {
         match serde_json::to_string_pretty(&crd) {
             Ok(text) => {
@@ -21,8 +64,8 @@ fn print_crds() -> std::process::ExitCode {
                     println!("{text}");
                 }
             }
-            Err(_) => return std::process::ExitCode::FAILURE,
+            Err(_) => return ExitCode::FAILURE,
         }
     }
-    std::process::ExitCode::SUCCESS
+    ExitCode::SUCCESS
 }

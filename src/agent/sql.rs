@@ -196,6 +196,11 @@ impl Session {
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
+    /// When the postmaster had read its configuration last, as this session has it from its birth.
+    pub async fn loaded_at(&self) -> Result<String, Error> {
+        get(&self.row("the time of its configuration", "SELECT pg_conf_load_time()::text").await?, 0)
+    }
+
     /// Lines of the configuration that cannot be applied, without those that only wait for a restart.
     pub async fn configuration_errors(&self) -> Result<Vec<String>, Error> {
         let rows = self

@@ -1,5 +1,7 @@
 //! The agent's parts against real PostgreSQL, without Kubernetes.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests say what went wrong by ending")]
+
 mod world;
 
 use std::time::Duration;

@@ -194,39 +194,6 @@ pub fn text(settings: &BTreeMap<String, String>) -> String {
     out
 }
 
-/// Bytes of a Kubernetes quantity such as 10Gi, rounded down; None when it is none.
-pub fn quantity_bytes(text: &str) -> Option<u64> {
-    let end = text.find(|char: char| !char.is_ascii_digit() && char != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at_checked(end)?;
-    let factor: u64 = match unit {
-        "" => 1,
-        "k" => 1000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        "P" => 1_000_000_000_000_000,
-        "Ki" => KIB,
-        "Mi" => MIB,
-        "Gi" => GIB,
-        "Ti" => 1024 * GIB,
-        "Pi" => 1024 * 1024 * GIB,
-        exponent => {
-            let power: u32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
-            10_u64.checked_pow(power)?
-        }
-    };
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let mut bytes = whole.checked_mul(factor)?;
-    if !fraction.is_empty() {
-        let digits: u64 = fraction.get(..fraction.len().min(9))?.parse().ok()?;
-        let scale = 10_u64.checked_pow(u32::try_from(fraction.len().min(9)).ok()?)?;
-        let part = u128::from(digits) * u128::from(factor) / u128::from(scale);
-        bytes = bytes.checked_add(u64::try_from(part).ok()?)?;
-    }
-    Some(bytes)
-}
-
 fn kib(bytes: u64) -> String {
     format!("{}kB", bytes / KIB)
 }
@@ -308,20 +275,5 @@ mod tests {
         assert_eq!(all.get("max_prepared_transactions").map(String::as_str), Some("10"));
         assert_eq!(all.get("max_locks_per_transaction").map(String::as_str), Some("64"));
         assert_eq!(all.get("primary_conninfo").map(String::as_str), Some(""));
-    }
-
-    #[test]
-    fn quantities_are_read_as_kubernetes_writes_them() {
-        for (text, bytes) in [
-            ("1Gi", Some(GIB)),
-            ("1.5Gi", Some(GIB + GIB / 2)),
-            ("500M", Some(500_000_000)),
-            ("33554432", Some(32 * MIB)),
-            ("1e9", Some(1_000_000_000)),
-            ("12Xi", None),
-            ("", Some(0)),
-        ] {
-            assert_eq!(quantity_bytes(text), bytes, "{text}");
-        }
     }
 }
