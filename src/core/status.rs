@@ -132,8 +132,8 @@ fn primary(world: &World, plan: &Plan) -> Option<PrimaryStatus> {
     }
     let before = world.object.status.as_ref().and_then(|status| status.primary.as_ref());
     let since = match before {
-        Some(before) if before.term == register.term => before.since.clone(),
-        _ => Some(Time(world.now)),
+        Some(before) if before.term == register.term && before.since.is_some() => before.since.clone(),
+        _ => Some(Time(world.lease.present().and_then(|lease| lease.since).unwrap_or(world.now))),
     };
     let timeline = plan
         .members

@@ -256,6 +256,8 @@ pub struct VolumeFacts {
     pub requested: u64,
     /// Whether it is bound.
     pub bound: bool,
+    /// Its storage class.
+    pub class: Option<String>,
     /// What keeps it from being bound or from growing.
     pub trouble: Option<Trouble>,
 }
@@ -267,6 +269,8 @@ pub struct LeaseFacts {
     pub meta: ChildMeta,
     /// The register in it. An unreadable one is Unknown.
     pub register: Known<Register>,
+    /// When it was taken last, for people.
+    pub since: Option<Timestamp>,
 }
 
 /// The cluster's own Secrets.
