@@ -1,9 +1,9 @@
 //! Keys and certificates. ECDSA P-256: RSA would take longer to make than the rest of a cluster.
 
-use jiff::{Span, Timestamp};
+use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, date_time_ymd,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, date_time_ymd,
 };
 
 use super::error::Error;

@@ -87,14 +87,6 @@ impl Queue {
         self.state().running.remove(key);
         self.wake.notify_one();
     }
-
-    /// It is gone.
-    pub fn forget(&self, key: &ClusterKey) {
-        let mut state = self.state();
-        if let Some(at) = state.due.remove(key) {
-            state.order.remove(&(at, key.clone()));
-        }
-    }
 }
 
 #[cfg(test)]

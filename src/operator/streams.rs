@@ -111,7 +111,7 @@ pub enum News<'a, T> {
 
 /// Begins all watches. `tell` hears of every change of an object.
 pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + Send + Sync + 'static) {
-    let Watching { client, mirrors, .. } = watching;
+    let Watching { client, .. } = watching;
     let objects = Api::<DynamicObject>::all_with(client.clone(), &hello_operators());
     let read = |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
     follow(watching, objects, config(), "helloopperators", |mirrors| Some(&mirrors.objects), read, tell);
@@ -126,7 +126,6 @@ pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + 
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
     let leases = Api::<Lease>::all(client.clone());
     follow(watching, leases, ours(), "leases", |m| Some(&m.leases), |lease| facts::lease(&lease), quiet);
-    let _ = mirrors;
 
     metadata::<ConfigMap>(watching, Kind::ConfigMap);
     metadata::<Secret>(watching, Kind::Secret);
@@ -157,9 +156,9 @@ fn follow<K, T>(
     api: Api<K>,
     config: watcher::Config,
     name: &'static str,
-    mirror: impl Fn(&Mirrors) -> Option<&Mirror<T>> + Send + 'static,
-    read: impl Fn(K) -> Option<(ClusterKey, String, T)> + Send + 'static,
-    tell: impl Fn(&ClusterKey, News<'_, T>) + Send + 'static,
+    mirror: impl Fn(&Mirrors) -> Option<&Mirror<T>> + Send + Sync + 'static,
+    read: impl Fn(K) -> Option<(ClusterKey, String, T)> + Send + Sync + 'static,
+    tell: impl Fn(&ClusterKey, News<'_, T>) + Send + Sync + 'static,
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Clone,

@@ -13,7 +13,7 @@ mod tests;
 mod volumes;
 
 pub use members::Members;
-pub use secrets::SecretInputs;
+pub use secrets::{SecretContent, SecretInputs};
 
 use super::accept::{Accepted, Refused, accept};
 use super::build::{Child, Scope};
