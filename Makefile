@@ -42,4 +42,12 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
 	cargo test --locked --features local-cluster --test cluster -- --test-threads=1
 
-# --- what we ship: demo and crds belong here
+# --- what we ship
+
+.PHONY: demo image
+PROFILE ?= quick
+demo: ## From nothing to a replicated PostgreSQL on a local cluster; or on yours: CONTEXT=... IMAGE=...
+	@CONTEXT='$(CONTEXT)' IMAGE='$(IMAGE)' PROFILE='$(PROFILE)' hack/demo
+
+image: ## Build our image without a container engine, print its name and archive (PROFILE=quick|release TAG=...)
+	@hack/image $(PROFILE) $(TAG)
