@@ -112,9 +112,7 @@ impl Observer {
         (world.config, world.greeted) = (config, greeted);
         let seen: BTreeMap<SecretKind, ChildMeta> = SecretKind::ALL
             .into_iter()
-            .filter_map(|kind| {
-                Some((kind, children.get(&ChildId::new(Kind::Secret, kind.name(&names)))?.clone()))
-            })
+            .filter_map(|kind| Some((kind, children.get(&ChildId::new(Kind::Secret, kind.name(&names)))?.clone())))
             .collect();
         world.children = Known::Present(children);
         let mut pods: BTreeMap<u8, PodFacts> =
@@ -169,10 +167,7 @@ impl Observer {
                     config,
                     greeted: facts::annotation(&map.metadata, ANNOTATION_GREETED).map(Into::into),
                 };
-                self.configs
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .insert(cluster.clone(), known.clone());
+                self.configs.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster.clone(), known.clone());
                 (known.config, known.greeted)
             }
         }
@@ -269,10 +264,13 @@ impl Observer {
                 if found.is_some() {
                     return None;
                 }
-                format!("the StorageClass {name} of the volumes does not exist: create it, or make a new object with another storage.storageClassName")
+                format!(
+                    "the StorageClass {name} of the volumes does not exist: create it, or make a new object with another storage.storageClassName"
+                )
             }
             None => {
-                let all = call("StorageClasses cannot be listed", api.list_metadata(&ListParams::default())).await.ok()?;
+                let all =
+                    call("StorageClasses cannot be listed", api.list_metadata(&ListParams::default())).await.ok()?;
                 let default = all.items.iter().any(|class| {
                     facts::annotation(&class.metadata, "storageclass.kubernetes.io/is-default-class") == Some("true")
                 });

@@ -138,11 +138,7 @@ impl Secrets {
                 let data = secret.data.unwrap_or_default();
                 let meta = secret.metadata;
                 Known::Present(UserSecret {
-                    version: format!(
-                        "{}/{}",
-                        meta.uid.unwrap_or_default(),
-                        meta.resource_version.unwrap_or_default()
-                    ),
+                    version: format!("{}/{}", meta.uid.unwrap_or_default(), meta.resource_version.unwrap_or_default()),
                     wrong: user_mistake(kind, &data),
                 })
             }
@@ -195,7 +191,8 @@ impl Secrets {
                     })?,
                     None => kept.map_or_else(random::password, ToOwned::to_owned),
                 };
-                let login = Login { username: username.clone(), password, host: host.clone(), database: database.clone() };
+                let login =
+                    Login { username: username.clone(), password, host: host.clone(), database: database.clone() };
                 (login.data().into_iter().map(|(key, value)| (key, ByteString(value.into_bytes()))).collect(), "Opaque")
             }
             SecretContent::Certificate { name, names, client } => match &source {
@@ -233,7 +230,9 @@ impl Secrets {
         let annotations = secret.metadata.annotations.get_or_insert_default();
         annotations.insert(ANNOTATION_HASH.into(), inputs.hash.clone());
         let rotated = match &before {
-            Some(before) if !fresh_password => annotation(&before.metadata, ANNOTATION_ROTATE_PASSWORDS).map(Into::into),
+            Some(before) if !fresh_password => {
+                annotation(&before.metadata, ANNOTATION_ROTATE_PASSWORDS).map(Into::into)
+            }
             _ => inputs.rotated_for.clone(),
         };
         if let Some(rotated) = rotated {
@@ -357,7 +356,9 @@ mod tests {
 
     #[test]
     fn a_users_secret_is_told_what_it_lacks() {
-        assert!(user_mistake(SecretKind::Server, &data(&[("tls.crt", "x"), ("tls.key", "y")])).unwrap().contains("ca.crt"));
+        assert!(
+            user_mistake(SecretKind::Server, &data(&[("tls.crt", "x"), ("tls.key", "y")])).unwrap().contains("ca.crt")
+        );
         assert_eq!(user_mistake(SecretKind::App, &data(&[])).as_deref(), Some("lacks the key password"));
         assert_eq!(user_mistake(SecretKind::App, &data(&[("password", "p:/@")])), None);
     }

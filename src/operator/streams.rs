@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -113,7 +111,8 @@ pub enum News<'a, T> {
 pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + Send + Sync + 'static) {
     let Watching { client, .. } = watching;
     let objects = Api::<DynamicObject>::all_with(client.clone(), &hello_operators());
-    let read = |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
+    let read =
+        |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
     follow(watching, objects, config(), "helloopperators", |mirrors| Some(&mirrors.objects), read, tell);
 
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
