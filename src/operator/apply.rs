@@ -62,6 +62,7 @@ impl Applied {
 
 impl Applier {
     /// Carries it out.
+    #[tracing::instrument(skip_all)]
     pub async fn apply(&self, cluster: &ClusterKey, world: &World, plan: &Plan) -> Applied {
         let mut applied = Applied::default();
         let mut waiting: Vec<Step> = plan.steps.clone();
@@ -121,6 +122,7 @@ impl Applier {
         Api::namespaced_with(self.client.clone(), &cluster.namespace, &resource)
     }
 
+    #[tracing::instrument(skip_all, fields(step = %step.id, reason = %step.reason))]
     async fn step(&self, cluster: &ClusterKey, world: &World, step: &Step) -> Result<(), Error> {
         let uid = &world.object.uid;
         match &step.action {

@@ -91,6 +91,7 @@ impl Observer {
     }
 
     /// Everything of one cluster.
+    #[tracing::instrument(skip_all)]
     pub async fn observe(
         &self,
         cluster: &ClusterKey,

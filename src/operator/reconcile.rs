@@ -97,6 +97,7 @@ impl Reconciler {
     }
 
     /// Looks at a cluster, and says when to look again.
+    #[tracing::instrument(name = "reconcile", skip_all, fields(%key))]
     pub async fn run(&self, key: &ClusterKey) {
         let began = Instant::now();
         let outcome = match tokio::time::timeout(WHOLE, self.look(key)).await {
@@ -234,6 +235,7 @@ impl Reconciler {
     }
 
     /// Writes the status, when it differs, and tells of what is new in it. True when something was written.
+    #[tracing::instrument(name = "status", skip_all)]
     async fn report(
         &self,
         key: &ClusterKey,
