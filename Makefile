@@ -25,7 +25,17 @@ cluster-down: ## End the local Kubernetes and leave no trace
 kubeconfig: ## Print the path of the local cluster's kubeconfig
 	@$(LC) kubeconfig
 
-# --- checks and tests: check, test, test-all, api, e2e and bench belong here
+# --- checks and tests
+
+.PHONY: check test
+check: ## Format, lints, unit and property tests, directions, chart: no cluster (under 5 minutes)
+	cargo fmt --check
+	cargo clippy --locked --lib --bins -- -D warnings
+	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic
+	cargo test --locked --lib --bins --test architecture --test chart
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
+
+test: check cluster-test ## Everything that fits 40 minutes; CI runs this
 
 .PHONY: cluster-test
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)

@@ -124,3 +124,54 @@ pub struct PlanArgs {
     #[arg(long, short)]
     pub namespace: Option<String>,
 }
+
+/// What telemetry takes from the environment and has no flag.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TelemetryEnv {
+    /// `RUST_LOG`: levels, target by target.
+    pub log_filter: Option<String>,
+    /// Whether the standard `OTEL_` variables name a collector of traces. The rest of them is the SDK's to read.
+    pub traces: bool,
+}
+
+impl TelemetryEnv {
+    /// Reads it.
+    #[expect(clippy::disallowed_methods, reason = "this is the place where the environment is read")]
+    pub fn read() -> Self {
+        Self::from(|name| std::env::var(name).ok())
+    }
+
+    fn from(get: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| get(name).filter(|value| !value.trim().is_empty());
+        let collector = get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").or_else(|| get("OTEL_EXPORTER_OTLP_ENDPOINT"));
+        let off = get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+            || get("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
+        Self { log_filter: get("RUST_LOG"), traces: collector.is_some() && !off }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(values: &[(&str, &str)]) -> TelemetryEnv {
+        TelemetryEnv::from(|name| values.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn traces_only_with_a_collector() {
+        assert_eq!(env(&[]), TelemetryEnv::default());
+        assert!(env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")]).traces);
+        assert!(env(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector:4317")]).traces);
+        assert!(!env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]).traces);
+        let collector = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
+        assert!(!env(&[collector, ("OTEL_SDK_DISABLED", "true")]).traces);
+        assert!(!env(&[collector, ("OTEL_TRACES_EXPORTER", "none")]).traces);
+    }
+
+    #[test]
+    fn rust_log_is_taken_unless_empty() {
+        assert_eq!(env(&[("RUST_LOG", "debug")]).log_filter.as_deref(), Some("debug"));
+        assert_eq!(env(&[("RUST_LOG", "")]).log_filter, None);
+    }
+}

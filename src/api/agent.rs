@@ -76,6 +76,10 @@ pub struct Report {
     /// Term of the Lease that it follows or holds.
     #[serde(default)]
     pub term: i64,
+    /// The register as this agent last read it (the text of the Lease's annotation), from which the operator can restore a
+    /// deleted Lease when every member has answered.
+    #[serde(default)]
+    pub register: Option<String>,
     /// Timeline of its WAL.
     #[serde(default)]
     pub timeline: Option<u32>,

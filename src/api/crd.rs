@@ -38,7 +38,7 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
             "version never goes down: restore a backup into a new object of the older version instead",
         ),
         (
-            "!has(oldSelf.storage) || !has(self.storage) || oldSelf.storage.?storageClassName == self.storage.?storageClassName",
+            "!has(oldSelf.storage) || !has(self.storage) || (has(oldSelf.storage.storageClassName) == has(self.storage.storageClassName) && (!has(self.storage.storageClassName) || self.storage.storageClassName == oldSelf.storage.storageClassName))",
             "storage.storageClassName cannot be changed: make a new object with the other class",
         ),
         (

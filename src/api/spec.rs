@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::status::HelloOperatorStatus;
 
 /// A highly available PostgreSQL.
+#[allow(clippy::duplicated_attributes, reason = "several printed columns have the same type")]
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "terry.com",

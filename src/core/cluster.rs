@@ -300,13 +300,11 @@ fn check_sync_replicas(spec: &HelloOperatorSpec, errors: &mut Vec<Invalid>) -> u
 }
 
 fn check_size(field: &str, size: &Quantity, errors: &mut Vec<Invalid>) -> u64 {
-    match quantity::parse(&size.0).filter(|bytes| *bytes >= MIN_VOLUME).and_then(|bytes| u64::try_from(bytes).ok()) {
-        Some(bytes) => bytes,
-        None => {
-            errors.push(invalid(field, "use a size of at least 32Mi, such as 10Gi"));
-            0
-        }
-    }
+    let bytes = quantity::parse(&size.0).filter(|bytes| *bytes >= MIN_VOLUME);
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_else(|| {
+        errors.push(invalid(field, "use a size of at least 32Mi, such as 10Gi"));
+        0
+    })
 }
 
 fn check_parameters(parameters: &BTreeMap<String, IntOrText>, errors: &mut Vec<Invalid>) {
@@ -344,25 +342,24 @@ fn check_hba(line: &str, errors: &mut Vec<Invalid>) {
     }
 }
 
+const RESERVED: [&str; 5] = ["postgres", "template0", "template1", "streaming_replica", "public"];
+
 fn check_identifier(field: &str, name: &str, errors: &mut Vec<Invalid>) {
     let begins = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b == b'_');
     let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
     if !(begins && inner) {
         errors.push(invalid(field, "use lower case letters, digits and underscores, beginning with a letter"));
     }
-    const RESERVED: [&str; 5] = ["postgres", "template0", "template1", "streaming_replica", "public"];
     if name.starts_with("pg_") || RESERVED.contains(&name) {
-        errors.push(invalid(
-            field,
-            "that name belongs to PostgreSQL or to the operator: choose another, such as app",
-        ));
+        errors.push(invalid(field, "that name belongs to PostgreSQL or to the operator: choose another, such as app"));
     }
 }
 
 fn is_cidr(range: &str) -> bool {
     let Some((address, bits)) = range.split_once('/') else { return false };
     let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
-    let canonical = !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit()) && (bits == "0" || !bits.starts_with('0'));
+    let canonical =
+        !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit()) && (bits == "0" || !bits.starts_with('0'));
     let most = if address.is_ipv4() { 32 } else { 128 };
     canonical && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
 }
@@ -413,7 +410,8 @@ mod tests {
         assert!(owned[0].contains("port belongs to the operator"), "{owned:?}");
         let quorum = sentences("db", |s| {
             s.instances = 2;
-            s.replication = crate::api::spec::ReplicationSpec { durability: Some(Durability::Quorum), sync_replicas: 2 };
+            s.replication =
+                crate::api::spec::ReplicationSpec { durability: Some(Durability::Quorum), sync_replicas: 2 };
         });
         assert!(quorum[0].contains("syncReplicas must be smaller"), "{quorum:?}");
     }

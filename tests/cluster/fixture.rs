@@ -41,7 +41,8 @@ impl<'a> Databases<'a> {
         let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
         let headless = json!({"metadata": {"name": "pg"}, "spec": {
             "clusterIP": "None", "selector": {"app": "pg"}, "ports": [{"port": 5432}], "publishNotReadyAddresses": true}});
-        let any = json!({"metadata": {"name": "pg-any"}, "spec": {"selector": {"app": "pg"}, "ports": [{"port": 5432}]}});
+        let any =
+            json!({"metadata": {"name": "pg-any"}, "spec": {"selector": {"app": "pg"}, "ports": [{"port": 5432}]}});
         for service in [headless, any] {
             services.create(&PostParams::default(), &serde_json::from_value(service)?).await?;
         }
@@ -113,11 +114,7 @@ impl<'a> Databases<'a> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let list = pods.list(&ListParams::default().labels("app=pg")).await?;
         let placed = |pod: Pod| {
-            Some(Placed {
-                name: pod.metadata.name?,
-                address: pod.status?.pod_ip?,
-                node: pod.spec?.node_name?,
-            })
+            Some(Placed { name: pod.metadata.name?, address: pod.status?.pod_ip?, node: pod.spec?.node_name? })
         };
         Ok(list.into_iter().filter_map(placed).collect())
     }

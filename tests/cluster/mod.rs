@@ -86,10 +86,9 @@ impl Cluster {
         let kubeconfig = kube::config::Kubeconfig::read_from(&self.kubeconfig)?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
         config.connect_timeout = Some(Duration::from_secs(5));
-        config.headers.push((
-            http::header::USER_AGENT,
-            user_agent.parse().map_err(|_| Error::UserAgent(user_agent.to_owned()))?,
-        ));
+        config
+            .headers
+            .push((http::header::USER_AGENT, user_agent.parse().map_err(|_| Error::UserAgent(user_agent.to_owned()))?));
         Ok(kube::Client::try_from(config)?)
     }
 

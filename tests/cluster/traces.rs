@@ -67,8 +67,9 @@ fn snapshot() -> Result<BTreeMap<&'static str, Vec<String>>> {
     found.insert("processes", select(processes()?));
     found.insert("files", select(output("find", &["/tmp", "/run", "-maxdepth", "2"])?));
     for (name, folder) in [("/var/lib", "/var/lib"), ("/var/log", "/var/log"), ("/opt", "/opt"), ("/etc", "/etc")] {
-        let mut names: Vec<_> =
-            fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<_>>()?;
+        let mut names: Vec<_> = fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<Result<_>>()?;
         names.sort();
         found.insert(name, names);
     }

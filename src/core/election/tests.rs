@@ -1,0 +1,379 @@
+//! The decisions of a first primary and of a restart, and what must hold for every view.
+
+#![allow(clippy::unchecked_time_subtraction, reason = "the times of these worlds begin at 100 s")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::api::agent::{LeaseBounds, Lsn};
+use crate::api::spec::Durability;
+
+#[derive(Debug)]
+struct World {
+    now: Boot,
+    me: Identity,
+    lease: Option<Seen>,
+    tenure: Option<Tenure>,
+    terms: Option<Terms>,
+    data: Data,
+    engine: EngineState,
+    joined: Vec<Joined>,
+    confirmed: Option<Rule>,
+    stopping: bool,
+}
+
+impl World {
+    fn new(instance: &str) -> Self {
+        let instances: Vec<String> = (1..=3).map(|n| format!("db-{n}")).collect();
+        Self {
+            now: seconds(100),
+            me: Identity {
+                instance: instance.into(),
+                pod_uid: "u".into(),
+                nonce: "n1".into(),
+                address: "10.0.0.1".into(),
+            },
+            lease: Some(seen(Register::initial(instances.clone(), Durability::Quorum))),
+            tenure: None,
+            terms: Some(Terms { instances, durability: Durability::Quorum, k: 1, bounds: LeaseBounds::default() }),
+            data: Data::Empty,
+            engine: EngineState::Stopped,
+            joined: Vec::new(),
+            confirmed: None,
+            stopping: false,
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            now: self.now,
+            me: &self.me,
+            lease: self.lease.as_ref(),
+            tenure: self.tenure.as_ref(),
+            terms: self.terms.as_ref(),
+            data: &self.data,
+            engine: &self.engine,
+            joined: &self.joined,
+            confirmed: self.confirmed.as_ref(),
+            stopping: self.stopping,
+        }
+    }
+
+    /// The register was written as asked; this process saw it at once.
+    fn written(&mut self, register: Register) {
+        self.tenure =
+            (!register.released()).then_some(Tenure { term: register.term, renewed: self.now, attempted: self.now });
+        self.lease = Some(Seen { register, version: format!("v{:?}", self.now), since: self.now });
+    }
+
+    fn take(&mut self) {
+        match lease_step(&self.view()) {
+            LeaseStep::Take(register) => self.written(*register),
+            other => panic!("no take: {other:?}"),
+        }
+    }
+}
+
+fn seconds(n: u64) -> Boot {
+    Duration::from_secs(n)
+}
+
+fn seen(register: Register) -> Seen {
+    Seen { register, version: "1".into(), since: seconds(100) }
+}
+
+fn member(proof: Option<&str>) -> Data {
+    Data::Present(Member {
+        id: "db-1-n0".into(),
+        system_id: "sys".into(),
+        proof: proof.map(Into::into),
+        timeline: 1,
+        end: Lsn(42),
+    })
+}
+
+fn running() -> World {
+    let mut world = World::new("db-1");
+    world.take();
+    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into() };
+    if let LeaseStep::Renew(register) = lease_step(&world.view()) {
+        world.written(*register);
+    }
+    world.data = member(Some("db-1/u/n1"));
+    world.engine = EngineState::Primary;
+    world
+}
+
+#[test]
+fn a_new_cluster_is_begun_by_its_first_instance_and_its_data_published_before_it_is_adopted() {
+    let mut world = World::new("db-1");
+    assert_eq!(engine_step(&world.view()), EngineStep::Keep, "nothing before the Lease is taken");
+    world.take();
+    let register = world.lease.as_ref().unwrap().register.clone();
+    assert_eq!((register.term, register.reserved, register.established), (1, 1, 0));
+    assert_eq!(register.rules, [Rule::new(["db-2-n1", "db-3-n1"], 1)], "members are named before they exist");
+    assert_eq!(engine_step(&world.view()), EngineStep::Bootstrap);
+
+    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into() };
+    assert_eq!(engine_step(&world.view()), EngineStep::Keep, "not adopted before it is published");
+    let LeaseStep::Renew(register) = lease_step(&world.view()) else { panic!("not published") };
+    assert_eq!((register.system_id.as_deref(), register.established), (Some("sys"), 1));
+    world.written(*register);
+    assert_eq!(engine_step(&world.view()), EngineStep::AdoptStaged("db-1/u/n1".into()));
+
+    world.data = member(Some("db-1/u/n1"));
+    assert_eq!(engine_step(&world.view()), EngineStep::StartPrimary);
+}
+
+#[test]
+fn the_second_instance_begins_only_when_the_first_does_not() {
+    let mut world = World::new("db-2");
+    assert!(matches!(lease_step(&world.view()), LeaseStep::Wait { until: Some(_), .. }));
+    world.now += seconds(5);
+    world.take();
+}
+
+#[test]
+fn postgres_is_killed_when_the_deadline_passes_and_comes_back_by_itself() {
+    let mut world = running();
+    world.now += seconds(9);
+    assert_eq!(engine_step(&world.view()), EngineStep::Keep);
+    world.now += seconds(1);
+    assert!(matches!(engine_step(&world.view()), EngineStep::Kill(_)));
+    world.engine = EngineState::Stopped;
+    assert_eq!(engine_step(&world.view()), EngineStep::Keep, "not started without a valid Lease");
+    let LeaseStep::Renew(register) = lease_step(&world.view()) else { panic!("the Lease is still ours") };
+    world.written(*register);
+    assert_eq!(engine_step(&world.view()), EngineStep::StartPrimary);
+}
+
+#[test]
+fn a_clean_stop_is_released_and_the_next_start_continues_at_once() {
+    let mut world = running();
+    world.stopping = true;
+    assert!(matches!(engine_step(&world.view()), EngineStep::Stop(_)));
+    world.engine = EngineState::Stopped;
+    let LeaseStep::Release(register) = lease_step(&world.view()) else { panic!("not released") };
+    assert_eq!(register.release, Some(Release { timeline: 1, lsn: Lsn(42) }));
+    world.written(*register);
+
+    world.stopping = false;
+    world.me.pod_uid = "u2".into();
+    assert_eq!(engine_step(&world.view()), EngineStep::Keep, "not started without the Lease");
+    world.take();
+    let register = &world.lease.as_ref().unwrap().register;
+    assert_eq!((register.term, register.inherits.as_deref()), (2, Some("db-1/u/n1")));
+    assert_eq!(engine_step(&world.view()), EngineStep::WriteProof("db-1/u2/n1".into()));
+}
+
+#[test]
+fn a_crash_between_take_and_proof_does_not_lock_the_data_out() {
+    let mut world = running();
+    for nonce in ["n2", "n3"] {
+        world.me.nonce = nonce.into();
+        world.tenure = None;
+        world.engine = EngineState::Stopped;
+        world.take();
+        assert!(matches!(engine_step(&world.view()), EngineStep::WriteProof(_)));
+    }
+    assert_eq!(world.lease.unwrap().register.term, 3);
+}
+
+#[test]
+fn another_pod_waits_for_the_full_lease_since_it_saw_the_version_itself() {
+    let mut world = running();
+    world.me.pod_uid = "u2".into();
+    world.tenure = None;
+    world.engine = EngineState::Stopped;
+    let since = world.lease.as_ref().unwrap().since;
+    world.now = since + seconds(14);
+    assert!(matches!(lease_step(&world.view()), LeaseStep::Wait { until: Some(_), .. }));
+    world.now = since + seconds(15);
+    world.take();
+}
+
+#[test]
+fn an_instance_without_the_last_holders_data_never_takes_the_lease() {
+    let mut world = running();
+    world.me = Identity { instance: "db-2".into(), pod_uid: "x".into(), nonce: "n".into(), address: "10.0.0.2".into() };
+    world.tenure = None;
+    world.engine = EngineState::Stopped;
+    world.now += seconds(3600);
+    for data in [Data::Empty, member(None), member(Some("db-2/x/old"))] {
+        world.data = data;
+        assert!(matches!(lease_step(&world.view()), LeaseStep::Wait { .. }), "{:?}", world.data);
+    }
+}
+
+#[test]
+fn a_replica_clones_under_its_planned_id_and_then_follows() {
+    let mut world = running();
+    world.me = Identity { instance: "db-2".into(), pod_uid: "x".into(), nonce: "n".into(), address: "10.0.0.2".into() };
+    world.tenure = None;
+    world.engine = EngineState::Stopped;
+    world.data = Data::Empty;
+    let source = Source { term: 1, instance: "db-1".into(), address: "10.0.0.1".into() };
+    assert_eq!(
+        engine_step(&world.view()),
+        EngineStep::Clone { source: source.clone(), member: Some("db-2-n1".into()) }
+    );
+    world.data = member(None);
+    assert_eq!(engine_step(&world.view()), EngineStep::StartStandby(Some(source.clone())));
+    world.engine = EngineState::Standby { source: None };
+    assert_eq!(engine_step(&world.view()), EngineStep::Retarget(source));
+}
+
+#[test]
+fn data_of_another_cluster_is_refused_and_left_alone() {
+    let mut world = running();
+    world.engine = EngineState::Stopped;
+    let Data::Present(data) = &mut world.data else { unreachable!() };
+    data.system_id = "other".into();
+    assert!(matches!(engine_step(&world.view()), EngineStep::Refuse(_)));
+    world.tenure = None;
+    assert!(matches!(engine_step(&world.view()), EngineStep::Refuse(_)));
+}
+
+#[test]
+fn a_planned_member_that_has_joined_is_planned_no_more() {
+    let mut world = running();
+    let rule = world.lease.as_ref().unwrap().register.rules[0].clone();
+    world.joined = vec![Joined {
+        instance: "db-2".into(),
+        member: "db-2-n1".into(),
+        confirmed: true,
+        streaming: true,
+        gone_for: 0,
+        leaving: false,
+    }];
+    world.confirmed = Some(rule);
+    let LeaseStep::Renew(register) = lease_step(&world.view()) else { panic!("nothing changes") };
+    assert_eq!(register.planned.keys().collect::<Vec<_>>(), ["db-3"]);
+}
+
+fn any_register() -> impl Strategy<Value = Register> {
+    let holder = prop_oneof![Just(""), Just("db-1/u/n1"), Just("db-1/u/n0"), Just("db-2/v/n1")];
+    let release = proptest::option::of(Just(Release { timeline: 1, lsn: Lsn(42) }));
+    let system = proptest::option::of(prop_oneof![Just("sys"), Just("other")]);
+    let inherits = proptest::option::of(prop_oneof![Just("db-1/u/n0"), Just("db-2/v/n0")]);
+    (holder, release, system, 0..3_i64, 0..2_u32, inherits).prop_map(
+        |(holder, release, system, term, established, inherits)| {
+            let mut register = Register::initial(vec!["db-1".into(), "db-2".into()], Durability::Quorum);
+            register.holder = holder.into();
+            register.inherits = inherits.map(Into::into);
+            register.release = release;
+            register.address = "10.0.0.9".into();
+            register.system_id = system.map(Into::into);
+            register.term = term;
+            register.established = established;
+            register
+        },
+    )
+}
+
+fn any_data() -> impl Strategy<Value = Data> {
+    let proof = proptest::option::of(prop_oneof![Just("db-1/u/n1"), Just("db-1/u/n0"), Just("db-2/v/n1")]);
+    prop_oneof![
+        Just(Data::Unknown),
+        Just(Data::Empty),
+        prop_oneof![Just("sys"), Just("other")]
+            .prop_map(|system| Data::Staged { system_id: system.into(), member: "m".into() }),
+        proof.prop_map(member),
+    ]
+}
+
+fn any_engine() -> impl Strategy<Value = EngineState> {
+    let job = prop_oneof![
+        Just(Job::Bootstrap),
+        Just(Job::Clone),
+        Just(Job::StartPrimary),
+        Just(Job::StartStandby),
+        Just(Job::StopPrimary),
+        Just(Job::StopStandby),
+    ];
+    prop_oneof![
+        Just(EngineState::Stopped),
+        job.prop_map(EngineState::Busy),
+        Just(EngineState::Primary),
+        Just(EngineState::Standby { source: None }),
+    ]
+}
+
+prop_compose! {
+    fn any_world()(
+        lease in proptest::option::of(any_register()),
+        age in 0..40_u64,
+        tenure in proptest::option::of((0..3_i64, 0..20_u64)),
+        known: bool,
+        data in any_data(),
+        engine in any_engine(),
+        stopping: bool,
+    ) -> World {
+        let mut world = World::new("db-1");
+        let now = world.now;
+        world.lease = lease.map(|register| Seen { register, version: "1".into(), since: now - seconds(age) });
+        world.tenure = tenure.map(|(term, age)| Tenure { term, renewed: now - seconds(age), attempted: now - seconds(age) });
+        world.terms = world.terms.filter(|_| known);
+        world.data = data;
+        world.engine = engine;
+        world.stopping = stopping;
+        world
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4096))]
+
+    #[test]
+    fn whatever_may_be_writable_without_a_valid_lease_is_killed(world in any_world()) {
+        let valid = world.tenure.as_ref().is_some_and(|tenure| {
+            world.now < tenure.renewed + seconds(10)
+                && world.lease.as_ref().is_some_and(|seen| {
+                    !seen.register.released() && seen.register.holder == "db-1/u/n1" && seen.register.term == tenure.term
+                })
+        });
+        let step = engine_step(&world.view());
+        if world.engine.maybe_writable() && !valid {
+            prop_assert!(matches!(step, EngineStep::Kill(_)), "{step:?}");
+        }
+        if step == EngineStep::StartPrimary || step == EngineStep::Bootstrap {
+            prop_assert!(valid && world.terms.is_some() && !world.stopping);
+        }
+        if step == EngineStep::StartPrimary {
+            let Data::Present(member) = &world.data else { panic!("no data") };
+            prop_assert_eq!(member.proof.as_deref(), Some("db-1/u/n1"));
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_only_when_it_is_deposable_and_only_with_the_last_holders_data(world in any_world()) {
+        if let LeaseStep::Take(next) = lease_step(&world.view()) {
+            let seen = world.lease.as_ref().unwrap();
+            let before = &seen.register;
+            let deposable = before.released() || before.holder == "db-1/u/n0" || world.now >= seen.since + seconds(15);
+            prop_assert!(deposable);
+            prop_assert_eq!(&world.engine, &EngineState::Stopped);
+            prop_assert_eq!(next.term, before.term + 1);
+            prop_assert!(next.reserved >= before.reserved && next.established == before.established);
+            prop_assert!(before.rules.iter().all(|rule| next.rules.contains(rule)), "a take adds, it never drops");
+            match (&before.system_id, &world.data) {
+                (None, data) => prop_assert!(!matches!(data, Data::Unknown | Data::Present(_))),
+                (Some(system), Data::Present(member)) => {
+                    prop_assert_eq!(system, &member.system_id);
+                    prop_assert!(before.proven_by(member.proof.as_deref().unwrap_or_default()));
+                }
+                (Some(system), data) => prop_assert_eq!(Some(system.as_str()), data.system_id()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_staged_copy_that_the_register_names_is_never_discarded(world in any_world()) {
+        if engine_step(&world.view()) == EngineStep::DiscardStaged {
+            let published = world.lease.as_ref().and_then(|seen| seen.register.system_id.as_deref());
+            prop_assert_ne!(published, world.data.system_id());
+        }
+    }
+}

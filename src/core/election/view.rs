@@ -1,0 +1,203 @@
+//! What an agent knows when it decides: facts with their time, nothing live.
+
+use std::time::Duration;
+
+use super::register::Register;
+use super::rules::{Joined, Rule};
+use crate::api::agent::{LeaseBounds, Lsn};
+use crate::api::spec::Durability;
+
+/// A moment on CLOCK_BOOTTIME, which neither jumps nor stands still while the machine sleeps.
+pub type Boot = Duration;
+
+/// Time that the complete stop of PostgreSQL may take. `renewDeadline + this < leaseDuration`.
+pub const STOP_BUDGET: Duration = Duration::from_secs(2);
+
+/// Everything that a decision may depend on.
+#[derive(Debug, Clone)]
+pub struct View<'a> {
+    /// Now.
+    pub now: Boot,
+    /// This start of this agent.
+    pub me: &'a Identity,
+    /// The register as last read, also while the API server is away or the Lease is gone (absent is not released); None
+    /// until it was read once.
+    pub lease: Option<&'a Seen>,
+    /// This agent's own holding of the Lease, if it took it and has not seen it lost.
+    pub tenure: Option<&'a Tenure>,
+    /// What the user wants; None until the configuration was read.
+    pub terms: Option<&'a Terms>,
+    /// What is on the volume.
+    pub data: &'a Data,
+    /// What PostgreSQL does.
+    pub engine: &'a EngineState,
+    /// The holder's view of the members. Each member that a rule names has an entry.
+    pub joined: &'a [Joined],
+    /// The rule that is proven to be in force (the holder only).
+    pub confirmed: Option<&'a Rule>,
+    /// Whether this agent was asked to end.
+    pub stopping: bool,
+}
+
+/// One start of one agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Name of the instance, which is the Pod's.
+    pub instance: String,
+    /// Uid of the Pod.
+    pub pod_uid: String,
+    /// Random, anew at each start.
+    pub nonce: String,
+    /// Address of the Pod.
+    pub address: String,
+}
+
+impl Identity {
+    /// The holder string of this start.
+    pub fn holder(&self) -> String {
+        format!("{}/{}/{}", self.instance, self.pod_uid, self.nonce)
+    }
+
+    /// Whether `holder` is another (and so an earlier) start in this same Pod. Its PID 1 has ended, and the kernel ended
+    /// the rest of its PID namespace with it.
+    pub fn is_earlier_start(&self, holder: &str) -> bool {
+        let prefix = format!("{}/{}/", self.instance, self.pod_uid);
+        holder.strip_prefix(&prefix).is_some_and(|nonce| nonce != self.nonce)
+    }
+
+    /// A member id of this start for `instance`, unique because the nonce is.
+    pub fn member_for(&self, instance: &str) -> String {
+        format!("{instance}-{}", self.nonce)
+    }
+}
+
+/// The register as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// What it says.
+    pub register: Register,
+    /// resourceVersion of this very state.
+    pub version: String,
+    /// When this process first saw this version, on its own clock: the time that another machine wrote is never used.
+    pub since: Boot,
+}
+
+/// This agent's holding of the Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenure {
+    /// Term that it took.
+    pub term: i64,
+    /// When the last successful renewal (or the take) was **sent**.
+    pub renewed: Boot,
+    /// When the last attempt to renew was sent, whatever became of it.
+    pub attempted: Boot,
+}
+
+impl Tenure {
+    /// Whether writes may be acknowledged now.
+    pub fn valid(&self, now: Boot, bounds: &LeaseBounds) -> bool {
+        now < self.deadline(bounds)
+    }
+
+    /// When PostgreSQL has to be stopped.
+    pub fn deadline(&self, bounds: &LeaseBounds) -> Boot {
+        self.renewed + Duration::from_secs(u64::from(bounds.renew_deadline))
+    }
+}
+
+/// What the user wants, as far as the election is concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// Names of all wanted instances.
+    pub instances: Vec<String>,
+    /// Durability as decided.
+    pub durability: Durability,
+    /// k of ANY k.
+    pub k: u32,
+    /// Bounds of the Lease.
+    pub bounds: LeaseBounds,
+}
+
+/// What is on the volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// Not looked yet, or it cannot be told: nothing may be begun.
+    Unknown,
+    /// No data directory.
+    Empty,
+    /// A bootstrap that was completed but not yet adopted.
+    Staged {
+        /// Its system identifier.
+        system_id: String,
+        /// Its member id.
+        member: String,
+    },
+    /// A data directory.
+    Present(Member),
+}
+
+impl Data {
+    /// System identifier, where there is data.
+    pub fn system_id(&self) -> Option<&str> {
+        match self {
+            Self::Staged { system_id, .. } => Some(system_id),
+            Self::Present(member) => Some(&member.system_id),
+            Self::Unknown | Self::Empty => None,
+        }
+    }
+}
+
+/// A data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its id.
+    pub id: String,
+    /// Its system identifier.
+    pub system_id: String,
+    /// The holder string of the take under which it was writable last; erased before it follows anybody.
+    pub proof: Option<String>,
+    /// Timeline of its last checkpoint or WAL.
+    pub timeline: u32,
+    /// End of its WAL as far as known (after a clean stop: exactly).
+    pub end: Lsn,
+}
+
+/// What PostgreSQL does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EngineState {
+    /// No process of PostgreSQL runs.
+    Stopped,
+    /// Something is under way.
+    Busy(Job),
+    /// It runs and takes writes.
+    Primary,
+    /// It runs and follows.
+    Standby {
+        /// Term and address that it is configured to follow; None: nobody.
+        source: Option<super::engine_step::Source>,
+    },
+}
+
+impl EngineState {
+    /// Whether it could acknowledge a write now or in a moment.
+    pub fn maybe_writable(&self) -> bool {
+        matches!(self, Self::Primary | Self::Busy(Job::StartPrimary | Job::StopPrimary))
+    }
+}
+
+/// A long act on PostgreSQL; one at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Job {
+    /// initdb and the first roles, behind a private socket.
+    Bootstrap,
+    /// Copy of the holder's data directory.
+    Clone,
+    /// Start that ends writable.
+    StartPrimary,
+    /// Start that ends following.
+    StartStandby,
+    /// Stop of a primary.
+    StopPrimary,
+    /// Stop of a standby.
+    StopStandby,
+}

@@ -1,0 +1,208 @@
+//! The helm chart: lint, golden renders, refusals by the schema, and agreement with the crate. Without helm in the cache
+//! (`tests/cluster/build helm`) the tests say so and pass. `UPDATE_GOLDEN=1` writes what they expect.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "clippy.toml allows these in tests, but does not see that helpers here are tests too"
+)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use hello_operator::api::crd;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde_json::Value;
+
+const CHART: &str = "charts/hello-operator";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The pinned helm of the local cluster's cache, if it was built.
+fn helm() -> Option<&'static PathBuf> {
+    static HELM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let found = HELM.get_or_init(|| {
+        let script = ". tests/cluster/lib/common.sh && . tests/cluster/lib/artifacts.sh && artifact helm";
+        let output =
+            Command::new("bash").args(["-euc", script, "tests/cluster/build"]).current_dir(root()).output().ok()?;
+        let path = Path::new(String::from_utf8(output.stdout).ok()?.trim()).join("helm");
+        path.is_file().then_some(path)
+    });
+    if found.is_none() {
+        println!("skipped: helm is not in the cache; 'tests/cluster/build helm' builds it");
+    }
+    found.as_ref()
+}
+
+fn run(helm: &Path, arguments: &[&str]) -> Output {
+    Command::new(helm).args(arguments).current_dir(root()).output().unwrap()
+}
+
+fn render(helm: &Path, arguments: &[&str]) -> String {
+    let output = run(helm, &[&["template", "hello", CHART, "--namespace", "hello-system"], arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The rendered objects, each under a line that names its template.
+fn documents(text: &str) -> Vec<Value> {
+    text.split("\n---\n")
+        .filter_map(|document| {
+            let value: Value = serde_saphyr::from_str(document).unwrap();
+            value.is_object().then_some(value)
+        })
+        .collect()
+}
+
+fn of_kind<'a>(documents: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    documents.iter().filter(|document| document["kind"] == kind).collect()
+}
+
+fn golden(name: &str, actual: &str) {
+    let path = root().join("tests/golden/chart").join(name);
+    #[expect(clippy::disallowed_methods, reason = "a test's own switch")]
+    let update = std::env::var_os("UPDATE_GOLDEN").is_some();
+    if update {
+        std::fs::write(&path, actual).unwrap();
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    for (number, (expected, actual)) in expected.lines().zip(actual.lines()).enumerate() {
+        assert_eq!(actual, expected, "{name} line {}; UPDATE_GOLDEN=1 accepts it", number + 1);
+    }
+    assert_eq!(actual.lines().count(), expected.lines().count(), "{name}; UPDATE_GOLDEN=1 accepts it");
+}
+
+#[test]
+fn lint_is_strict() {
+    let Some(helm) = helm() else { return };
+    let output = run(helm, &["lint", "--strict", CHART]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn defaults_render_as_agreed() {
+    let Some(helm) = helm() else { return };
+    let text = render(helm, &[]);
+    // The definition has a golden of its own (crds/).
+    let without_definition: Vec<_> =
+        text.split("---\n").filter(|document| !document.contains("kind: CustomResourceDefinition")).collect();
+    golden("default.yaml", &without_definition.join("---\n"));
+}
+
+#[test]
+fn every_value_renders_as_agreed() {
+    let Some(helm) = helm() else { return };
+    golden("full.yaml", &render(helm, &["--values", "tests/golden/chart/full.values.yaml"]));
+}
+
+#[test]
+fn every_value_has_an_effect_and_is_set_in_the_full_values() {
+    let Some(helm) = helm() else { return };
+    let read =
+        |path: &str| -> Value { serde_saphyr::from_str(&std::fs::read_to_string(root().join(path)).unwrap()).unwrap() };
+    let (defaults, full) = (read("charts/hello-operator/values.yaml"), read("tests/golden/chart/full.values.yaml"));
+    let before = render(helm, &[]);
+    for (path, value) in leaves("", &full) {
+        assert_ne!(defaults.pointer(&path), Some(&value), "{path} is the default");
+        let key = path.trim_start_matches('/').replace('.', "\\.").replace('/', ".");
+        let after = render(helm, &["--set-json", &format!("{key}={value}")]);
+        assert_ne!(before, after, "{path} changes nothing");
+    }
+    let set: BTreeSet<_> = leaves("", &full).into_iter().map(|(path, _)| path).collect();
+    for (path, _) in leaves("", &defaults) {
+        assert!(set.contains(&path) || path.starts_with("/resources/"), "{path} is not in full.values.yaml");
+    }
+}
+
+/// Every value that is not an object with keys, with its JSON pointer; resources, selectors and lists are values.
+fn leaves(path: &str, value: &Value) -> Vec<(String, Value)> {
+    match value {
+        Value::Object(map) if path.is_empty() || ["/image", "/crds", "/logging", "/tracing"].contains(&path) => {
+            map.iter().flat_map(|(key, value)| leaves(&format!("{path}/{key}"), value)).collect()
+        }
+        _ => vec![(path.to_owned(), value.clone())],
+    }
+}
+
+#[test]
+fn the_schema_refuses_what_has_no_meaning() {
+    let Some(helm) = helm() else { return };
+    for (setting, complaint) in [
+        ("replicas=0", "replicas"),
+        ("replicas=two", "replicas"),
+        ("replica=3", "replica"),
+        ("image.tags=1", "tags"),
+        ("image.tag=a b", "tag"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("crds.managed=true", "managed"),
+        ("logging.format=xml", "format"),
+        ("tracing.endpoint=collector:4317", "endpoint"),
+        ("tracing.endpoint=https://collector:4317", "endpoint"),
+        ("resources.limit.memory=1Gi", "limit"),
+        ("imagePullSecrets[0]=my-registry", "imagePullSecrets"),
+    ] {
+        let output = run(helm, &["template", "hello", CHART, "--set", setting]);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{setting} was accepted");
+        assert!(text.contains(complaint), "{setting}: {text}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_definition_of_the_crate() {
+    let path = root().join(CHART).join("files/crds/helloopperators.terry.com.yaml");
+    let file: CustomResourceDefinition = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    // Not assert_eq!: it would print the whole definition twice.
+    assert!(file == crd::hello_operator(), "the chart's definition is not the crate's: run 'make crds'");
+
+    let Some(helm) = helm() else { return };
+    let rendered = |arguments: &[&str]| -> Vec<CustomResourceDefinition> {
+        let documents = documents(&render(helm, arguments));
+        of_kind(&documents, "CustomResourceDefinition")
+            .into_iter()
+            .map(|document| serde_json::from_value(document.clone()).unwrap())
+            .collect()
+    };
+    let mut definition = rendered(&[]).remove(0);
+    assert!(definition.metadata.labels.take().is_some());
+    let annotations = definition.metadata.annotations.take().unwrap();
+    assert_eq!(annotations["helm.sh/resource-policy"], "keep");
+    assert!(definition == crd::hello_operator(), "helm changed the definition");
+
+    assert_eq!(rendered(&["--set", "crds.keep=false"])[0].metadata.annotations, None);
+    assert!(rendered(&["--set", "crds.enabled=false"]).is_empty());
+}
+
+#[test]
+fn versions_agree() {
+    let chart: Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(root().join(CHART).join("Chart.yaml")).unwrap()).unwrap();
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn rights_stay_narrow() {
+    let Some(helm) = helm() else { return };
+    let rendered = documents(&render(helm, &["--set", "crds.manage=true"]));
+    let role = of_kind(&rendered, "ClusterRole")[0];
+    for rule in role["rules"].as_array().unwrap() {
+        let has = |key: &str, value: &str| rule[key].as_array().unwrap().iter().any(|found| found == value);
+        for verb in ["*", "escalate", "bind", "impersonate", "deletecollection"] {
+            assert!(!has("verbs", verb), "{rule}");
+        }
+        assert!(!has("resources", "*") && !has("apiGroups", "*"), "{rule}");
+        if has("resources", "secrets") {
+            assert!(!has("verbs", "list") && !has("verbs", "watch"), "{rule}");
+        }
+        if has("resources", "customresourcedefinitions") {
+            assert!(!has("verbs", "delete"), "{rule}");
+        }
+    }
+}
