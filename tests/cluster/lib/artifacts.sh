@@ -88,8 +88,9 @@ build_artifact() { # name
     mv -T "$unfinished" "$folder"
     say "built $name in $((SECONDS - began)) s"
   )
-  # Versions that nobody has used for two weeks.
-  find "$CACHE" -maxdepth 1 -type d -name "$name-????????????????" -mtime +14 -exec rm -rf {} +
+  # The three versions used last stay; several checkouts may need different ones.
+  find "$CACHE" -maxdepth 1 -type d -name "$name-????????????????" -printf '%T@ %p\n' | sort -rn | tail -n +4 | cut -d' ' -f2- |
+    while read -r folder; do rm -rf "$folder"; done
 }
 
 # The Go builds follow each other, because each uses every core; the images, mostly downloads, go beside them.
