@@ -1,28 +1,72 @@
 //! The command line: picks a subcommand; errors become exit codes.
 
-use clap::Parser;
-use hello_operator::api::crd;
-use hello_operator::config::{Cli, Command};
+use std::process::ExitCode;
 
-fn main() -> std::process::ExitCode {
+use clap::Parser;
+use hello_operator::agent;
+use hello_operator::api::crd;
+use hello_operator::config::{AgentArgs, Cli, Command, LogArgs, TelemetryEnv};
+use hello_operator::operator;
+use hello_operator::telemetry;
+
+fn main() -> ExitCode {
     let cli = Cli::parse();
+    // Several crates bring TLS; they share this one provider. It fails only if there is one already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match cli.command {
-        Command::Crds => print_crds(),
-        Command::Run(_) | Command::Agent(_) | Command::Inject(_) | Command::Plan(_) => std::process::ExitCode::FAILURE,
+        Command::Run(args) => finish(block_on(operator::run(args, cli.log))),
+        Command::Agent(args) => run_agent(args, &cli.log),
+        Command::Inject(args) => finish(agent::inject(&args.to)),
+        Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
+        Command::Plan(args) => finish(block_on(operator::show(args)).map(print)),
     }
 }
 
-fn print_crds() -> std::process::ExitCode {
-    for crd in crd::all() {
-        match serde_json::to_string_pretty(&crd) {
-            Ok(text) => {
-                #[expect(clippy::print_stdout, reason = "printing is what this subcommand is for")]
-                {
-                    println!("{text}");
-                }
-            }
-            Err(_) => return std::process::ExitCode::FAILURE,
+/// Two threads: the operator waits nearly always.
+fn block_on<T>(work: impl Future<Output = Result<T, operator::Error>>) -> Result<T, operator::Error> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(2)
+        .build()
+        .map_err(|error| operator::Error::Internal(error.to_string()))?
+        .block_on(work)
+}
+
+/// One thread: the agent waits nearly always, and must be small.
+fn run_agent(args: AgentArgs, log: &LogArgs) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
+        Ok(runtime) => runtime,
+        Err(error) => return finish(Err(error)),
+    };
+    let outcome = runtime.block_on(async {
+        let telemetry = telemetry::init(log, &TelemetryEnv::read(), "hello-operator-agent");
+        let outcome = agent::run(args).await;
+        if let Err(error) = &outcome {
+            tracing::error!(%error, category = error.category().as_str(), "the agent cannot go on");
+        }
+        if let Ok(telemetry) = telemetry {
+            telemetry.shutdown().await;
+        }
+        outcome
+    });
+    // A blocked thread, for instance of a disk that hangs, must not keep the process.
+    runtime.shutdown_background();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is the end of a chain")]
+#[expect(clippy::print_stdout, reason = "printing is what these subcommands are for")]
+fn print(text: String) {
+    print!("{text}");
+}
+
+#[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
+fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hello-operator: {error}");
+            ExitCode::FAILURE
         }
     }
-    std::process::ExitCode::SUCCESS
 }
