@@ -269,6 +269,7 @@ pub fn agents_work(world: &mut World) {
             member: Some(format!("m{ordinal}")),
             system_id: Some("7".into()),
             term,
+            register: None,
             timeline: Some(1),
             lsn: Some(Lsn(100)),
             replayed: None,
