@@ -40,7 +40,7 @@ test: check cluster-test ## Everything that fits 40 minutes; CI runs this
 .PHONY: cluster-test
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
-	cargo test --locked --features local-cluster --test cluster -- --test-threads=1
+	$(LC) up; cargo test --locked --features local-cluster --test cluster -- --test-threads=1
 
 .PHONY: api
 api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)

@@ -172,7 +172,7 @@ mod tests {
                 Some("string") => field.get("enum").is_some() || field.get("maxLength").is_some(),
                 Some("array") => field.get("maxItems").is_some(),
                 Some("object") => field.get("additionalProperties").is_none() || field.get("maxProperties").is_some(),
-                Some("integer") => field.get("maximum").is_some(),
+                Some("integer") => field.get("x-kubernetes-validations").is_some(),
                 _ => field.get("maxLength").is_some() || path == "spec.version",
             };
             assert!(bounded || path == "spec.imagePullSecrets.name", "{path} has no bound: {field}");

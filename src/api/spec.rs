@@ -17,7 +17,7 @@ use super::status::HelloOperatorStatus;
 
 /// A highly available PostgreSQL.
 #[allow(clippy::duplicated_attributes, reason = "several printed columns have the same type")]
-#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "terry.com",
     version = "v1",
@@ -83,12 +83,12 @@ pub struct HelloOperatorSpec {
 
     /// User id that runs PostgreSQL in the image.
     #[serde(default = "default_id")]
-    #[schemars(range(min = 1, max = 2_147_483_647))]
+    #[schemars(schema_with = "id_schema")]
     pub uid: i64,
 
     /// Group id that runs PostgreSQL in the image.
     #[serde(default = "default_id")]
-    #[schemars(range(min = 1, max = 2_147_483_647))]
+    #[schemars(schema_with = "id_schema")]
     pub gid: i64,
 
     /// Number of PostgreSQL instances: one primary, the rest replicas. 1 to 9; `kubectl scale` works.
@@ -131,6 +131,31 @@ pub struct HelloOperatorSpec {
     /// Running; Hibernated stops the Pods and keeps the volumes; Paused leaves everything as it is.
     #[serde(default)]
     pub state: State,
+}
+
+/// What an object without a spec means; the same as the defaults of the fields.
+impl Default for HelloOperatorSpec {
+    fn default() -> Self {
+        Self {
+            engine: Engine::default(),
+            version: default_version(),
+            image: None,
+            image_pull_policy: None,
+            image_pull_secrets: Vec::new(),
+            uid: default_id(),
+            gid: default_id(),
+            instances: default_instances(),
+            resources: None,
+            pod: PodSpec::default(),
+            storage: StorageSpec::default(),
+            replication: ReplicationSpec::default(),
+            postgresql: PostgresqlSpec::default(),
+            services: ServicesSpec::default(),
+            secrets: SecretsSpec::default(),
+            certificates: CertificatesSpec::default(),
+            state: State::default(),
+        }
+    }
 }
 
 /// Database engine.
@@ -275,7 +300,7 @@ pub struct ReplicationSpec {
     pub durability: Option<Durability>,
     /// How many replicas must have a commit before it returns.
     #[serde(default = "default_sync_replicas")]
-    #[schemars(range(min = 1, max = 8))]
+    #[schemars(schema_with = "sync_replicas_schema")]
     pub sync_replicas: i32,
 }
 
@@ -457,11 +482,27 @@ fn instances_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "integer",
         "format": "int32",
-        "maximum": 9,
         "x-kubernetes-validations": [
             {"rule": "self != 0", "message": "instances cannot be 0: to stop the Pods and keep the data, say state: Hibernated"},
-            {"rule": "self >= 0", "message": "use 1 to 9 instances"},
+            {"rule": "self >= 0 && self <= 9", "message": "use 1 to 9 instances"},
         ],
+    })
+}
+fn sync_replicas_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "integer",
+        "format": "int32",
+        "x-kubernetes-validations": [{"rule": "self >= 1 && self <= 8", "message": "use 1 to 8 syncReplicas"}],
+    })
+}
+fn id_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "integer",
+        "format": "int64",
+        "x-kubernetes-validations": [{
+            "rule": "self >= 1 && self <= 2147483647",
+            "message": "use an id from 1 to 2147483647; root is not allowed",
+        }],
     })
 }
 fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
@@ -545,4 +586,22 @@ fn ranges_schema(_: &mut SchemaGenerator) -> Schema {
 }
 fn secret_name_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "minLength": 1, "maxLength": 253})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_spec_is_the_empty_one() {
+        let empty: HelloOperatorSpec = serde_json::from_str("{}").unwrap();
+        assert_eq!(empty, HelloOperatorSpec::default());
+        assert_eq!((empty.instances, empty.uid), (3, 999));
+    }
+
+    #[test]
+    fn sizes_may_be_numbers() {
+        let spec: HelloOperatorSpec = serde_json::from_str(r#"{"storage": {"size": 34359738368}}"#).unwrap();
+        assert_eq!(spec.storage.size.0, "34359738368");
+    }
 }

@@ -222,7 +222,7 @@ pub fn transition(old: &HelloOperatorSpec, new: &HelloOperatorSpec) -> Vec<Inval
     ];
     for (field, before, after) in sizes {
         if let (Some(before), Some(after)) = (before, after)
-            && let (Some(before), Some(after)) = (quantity::parse(&before.0), quantity::parse(&after.0))
+            && let (Some(before), Some(after)) = (quantity::nanos(&before.0), quantity::nanos(&after.0))
             && after < before
         {
             errors.push(invalid(
@@ -300,7 +300,8 @@ fn check_sync_replicas(spec: &HelloOperatorSpec, errors: &mut Vec<Invalid>) -> u
 }
 
 fn check_size(field: &str, size: &Quantity, errors: &mut Vec<Invalid>) -> u64 {
-    let bytes = quantity::parse(&size.0).filter(|bytes| *bytes >= MIN_VOLUME);
+    let enough = quantity::nanos(&size.0).is_some_and(|nanos| nanos >= quantity::in_nanos(MIN_VOLUME));
+    let bytes = quantity::parse(&size.0).filter(|_| enough);
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_else(|| {
         errors.push(invalid(field, "use a size of at least 32Mi, such as 10Gi"));
         0
@@ -358,6 +359,10 @@ fn check_identifier(field: &str, name: &str, errors: &mut Vec<Invalid>) {
 fn is_cidr(range: &str) -> bool {
     let Some((address, bits)) = range.split_once('/') else { return false };
     let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
+    // As Kubernetes does: an IPv4 address in the clothes of an IPv6 one is neither.
+    if matches!(address, std::net::IpAddr::V6(address) if address.to_ipv4_mapped().is_some()) {
+        return false;
+    }
     let canonical =
         !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit()) && (bits == "0" || !bits.starts_with('0'));
     let most = if address.is_ipv4() { 32 } else { 128 };

@@ -1,10 +1,29 @@
-//! Kubernetes quantities (`10Gi`, `1500M`, `2e9`) as whole numbers, rounded up as the API server does.
+//! Kubernetes quantities (`10Gi`, `1500M`, `2e9`) as whole numbers, rounded up and capped as the API server does.
+
+const MOST: i128 = i64::MAX as i128;
+/// Kubernetes knows nothing finer.
+const NANO: i128 = 1_000_000_000;
 
 /// The value of a quantity, rounded up. None when the text is no quantity.
 ///
 /// The grammar is Kubernetes' own: an optional sign, digits with at most one dot, then a binary suffix (Ki to Ei), a
 /// decimal one (n, u, m, k, M to E) or a decimal exponent.
 pub fn parse(text: &str) -> Option<i128> {
+    Some(scaled(text, 0)?.clamp(-MOST, MOST))
+}
+
+/// The value in billionths, for comparing without rounding.
+pub fn nanos(text: &str) -> Option<i128> {
+    Some(scaled(text, 9)?.clamp(-MOST * NANO, MOST * NANO))
+}
+
+/// The whole of `whole` units, in nanos.
+pub const fn in_nanos(whole: i128) -> i128 {
+    whole.saturating_mul(NANO)
+}
+
+/// The value times a power of ten, rounded up.
+fn scaled(text: &str, shift: i32) -> Option<i128> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, text.get(1..)?),
         b'+' => (false, text.get(1..)?),
@@ -18,16 +37,13 @@ pub fn parse(text: &str) -> Option<i128> {
     }
     let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
     let (multiplier, exponent) = scale(suffix)?;
-    let exponent = exponent.checked_sub(i32::try_from(fraction.len()).ok()?)?;
-    let scaled = digits.checked_mul(multiplier)?;
-    let power = 10_i128.checked_pow(exponent.unsigned_abs());
+    let exponent = exponent.checked_add(shift)?.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+    let scaled = digits.saturating_mul(multiplier);
+    let power = 10_i128.saturating_pow(exponent.unsigned_abs());
     let value = if exponent >= 0 {
-        if scaled == 0 { 0 } else { scaled.checked_mul(power?)? }
+        scaled.saturating_mul(power)
     } else {
-        match power {
-            Some(power) => scaled / power + i128::from(scaled % power != 0 && !negative),
-            None => i128::from(scaled != 0 && !negative),
-        }
+        scaled / power + i128::from(scaled % power != 0 && !negative)
     };
     Some(if negative { -value } else { value })
 }
@@ -64,7 +80,7 @@ fn scale(suffix: &str) -> Option<(i128, i32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::*;
 
     #[test]
     fn values_are_as_kubernetes_reads_them() {
@@ -83,9 +99,20 @@ mod tests {
             (".5k", 500),
             ("5.", 5),
             ("12e-1", 2),
+            ("16Ei", MOST),
+            ("1e36", MOST),
+            ("-1e30", -MOST),
         ] {
             assert_eq!(parse(text), Some(value), "{text}");
         }
+    }
+
+    #[test]
+    fn a_comparison_does_not_round() {
+        assert!(nanos("33554431.5") < nanos("32Mi"));
+        assert!(nanos("5.2") < nanos("5.5"));
+        assert_eq!(nanos("1Gi"), Some(in_nanos(1 << 30)));
+        assert_eq!(nanos("16Ei"), nanos("1e30"));
     }
 
     #[test]

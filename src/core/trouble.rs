@@ -38,7 +38,12 @@ fn of_container(pod: &str, status: &ContainerStatus) -> Option<Trouble> {
     let message = waiting.message.as_deref().unwrap_or_default();
     let sentence = match reason {
         "ImagePullBackOff" | "ErrImagePull" | "InvalidImageName" | "ErrImageNeverPull" => {
-            format!("the image {} of {pod} cannot be pulled: {}", status.image, or(message, reason))
+            // The kubelet says in turn that it failed and that it waits before it tries again: one trouble, one sentence.
+            let cause = message.split_once("ErrImagePull: ").map_or(message, |(_, cause)| cause);
+            return Some(Trouble {
+                reason: "ImagePullFailed".into(),
+                sentence: format!("the image {} of {pod} cannot be pulled: {}", status.image, or(cause, reason)),
+            });
         }
         "CrashLoopBackOff" => {
             let last = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -75,7 +80,7 @@ mod tests {
             "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"postgres:nope\""}}}]}),
         );
         let trouble = of_pod(&image).unwrap();
-        assert_eq!(trouble.reason, "ImagePullBackOff");
+        assert_eq!(trouble.reason, "ImagePullFailed");
         assert!(trouble.sentence.contains("postgres:nope"), "{}", trouble.sentence);
         let unschedulable = pod(json!({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available: 3 Insufficient cpu."}]}));

@@ -52,18 +52,16 @@ fn child_differs(before: &ChildMeta, after: &ChildMeta) -> bool {
         != (&after.uid, &after.owner, &after.hash, after.deleting)
 }
 
-/// A child of which only the metadata is watched. Of Secrets the version counts: their content may have changed.
+/// A child of which only the metadata is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plain {
     /// Its metadata.
     pub meta: ChildMeta,
-    /// Whether a new version is news.
-    pub versioned: bool,
 }
 
 impl Facts for Plain {
     fn differs(&self, next: &Self) -> bool {
-        child_differs(&self.meta, &next.meta) || (self.versioned && self.meta.version != next.meta.version)
+        child_differs(&self.meta, &next.meta)
     }
 }
 

@@ -86,7 +86,6 @@ impl Observer {
     /// The cluster is gone.
     pub fn forget(&self, cluster: &ClusterKey) {
         self.configs.lock().unwrap_or_else(PoisonError::into_inner).remove(cluster);
-        self.secrets.forget(cluster);
         self.agents.forget(cluster);
     }
 
@@ -111,15 +110,11 @@ impl Observer {
         let config_id = ChildId::new(Kind::ConfigMap, names.config_map());
         let (config, greeted) = self.config(cluster, &names, children.get(&config_id)).await;
         (world.config, world.greeted) = (config, greeted);
-        let seen: BTreeMap<SecretKind, ChildMeta> = SecretKind::ALL
-            .into_iter()
-            .filter_map(|kind| Some((kind, children.get(&ChildId::new(Kind::Secret, kind.name(&names)))?.clone())))
-            .collect();
         world.children = Known::Present(children);
         let mut pods: BTreeMap<u8, PodFacts> =
             self.mirrors.pods.of(cluster).into_values().map(|pod| (pod.ordinal, pod)).collect();
         let (secrets, user_secrets, volumes_and_lease) = futures::join!(
-            self.secrets.observe(cluster, &seen),
+            self.secrets.observe(cluster),
             self.user_secrets(cluster, &world),
             self.volumes_and_lease(cluster, &names),
         );

@@ -9,6 +9,8 @@
     reason = "a test may fail loudly"
 )]
 
+mod agreement;
+mod definition;
 mod harness;
 mod lease;
 
@@ -52,6 +54,13 @@ fn alone<F: Future<Output = ()>>(
     })
 }
 
+/// A number that a person gave to this run.
+fn number_from_environment(name: &str) -> Option<u64> {
+    #[allow(clippy::disallowed_methods, reason = "a test is not configured anywhere else")]
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
@@ -61,7 +70,9 @@ fn main() -> ExitCode {
     // They wait more than they work.
     arguments.test_threads.get_or_insert(8);
     let plane = Arc::new(runtime().block_on(Plane::start()));
-    let conclusion = libtest_mimic::run(&arguments, lease::trials(&plane));
+    let trials =
+        [definition::trials(&plane), lease::trials(&plane), agreement::trials(&plane)].into_iter().flatten().collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
     drop(plane);
     conclusion.exit_code()
 }

@@ -31,6 +31,11 @@ pub struct Placed {
 impl<'a> Databases<'a> {
     /// Returns when all three are ready.
     pub async fn create(cluster: &'a Cluster, name: &str) -> Result<Self> {
+        Self::create_in_class(cluster, name, "local", "1Gi").await
+    }
+
+    /// The same with volumes of another class.
+    pub async fn create_in_class(cluster: &'a Cluster, name: &str, class: &str, size: &str) -> Result<Self> {
         let client = cluster.client().await?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
         // A name of its own for each run: the namespace of an aborted one may still be there.
@@ -47,7 +52,7 @@ impl<'a> Databases<'a> {
             services.create(&PostParams::default(), &serde_json::from_value(service)?).await?;
         }
         let sets: Api<StatefulSet> = Api::namespaced(client.clone(), &namespace);
-        sets.create(&PostParams::default(), &stateful_set()?).await?;
+        sets.create(&PostParams::default(), &stateful_set(class, size)?).await?;
         eventually(Duration::from_secs(90), "three databases to be ready", || async {
             let set = sets.get("pg").await.map_err(|error| error.to_string())?;
             match set.status.and_then(|status| status.ready_replicas) {
@@ -128,7 +133,7 @@ pub async fn ready_condition(nodes: &Api<Node>, name: &str) -> Result<String, St
     ready.map(|condition| condition.status).ok_or_else(|| "no condition Ready".to_owned())
 }
 
-fn stateful_set() -> Result<StatefulSet> {
+fn stateful_set(class: &str, size: &str) -> Result<StatefulSet> {
     let start = "[ -s data/PG_VERSION ] || initdb -D data --auth=trust -U postgres >/dev/null; \
                  printf '%s all all %s trust\\n' local '' host all >data/pg_hba.conf; \
                  exec postgres -D data -c listen_addresses='*'";
@@ -160,7 +165,7 @@ fn stateful_set() -> Result<StatefulSet> {
             },
             "volumeClaimTemplates": [{
                 "metadata": {"name": "data"},
-                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+                "spec": {"storageClassName": class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
             }]
         }
     });

@@ -66,7 +66,7 @@ impl Cluster {
 
     /// Ends the cluster without a trace. Seldom needed: the next test reuses what runs.
     pub async fn down(self) -> Result<()> {
-        lc(LONG, ["down"]).await.map(drop)
+        lc(LONG, ["down", "--force"]).await.map(drop)
     }
 
     /// The administrator's kubeconfig.

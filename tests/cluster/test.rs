@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cluster::{Cluster, Process, Signal, eventually};
 use fixture::Databases;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -81,6 +81,35 @@ async fn a_volume_grows_and_its_directory_goes_with_the_claim() -> TestResult {
     })
     .await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn a_sized_volume_is_full_at_its_size_and_grows_while_mounted() -> TestResult {
+    let cluster = Cluster::up().await?;
+    let databases = Databases::create_in_class(&cluster, "sized", "local-sized", "320Mi").await?;
+    let client = cluster.client().await?;
+    let pod = cluster.pod(databases.namespace(), "pg-0");
+    let write = ["dd", "if=/dev/zero", "of=/volume/ballast", "bs=1M", "count=400"];
+    assert!(pod.run("postgres", &write).await.is_err(), "400 MB fit into 320");
+
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), databases.namespace());
+    let larger = json!({"spec": {"resources": {"requests": {"storage": "600Mi"}}}});
+    claims.patch("data-pg-0", &PatchParams::default(), &Patch::Merge(larger)).await?;
+    // The kubelet looks at a Pod's volumes when the Pod changes, or once a minute.
+    eventually(10 * SECOND, "the kubelet to wait for its part", || async {
+        let claim = claims.get("data-pg-0").await.map_err(|error| error.to_string())?;
+        let conditions = claim.status.and_then(|status| status.conditions).unwrap_or_default();
+        if conditions.is_empty() { Err("no condition") } else { Ok(()) }.map_err(str::to_owned)
+    })
+    .await?;
+    let pods: Api<Pod> = Api::namespaced(client, databases.namespace());
+    let change = json!({"metadata": {"annotations": {"cluster-test": "look at the volumes"}}});
+    pods.patch("pg-0", &PatchParams::default(), &Patch::Merge(change)).await?;
+    eventually(100 * SECOND, "400 MB to fit", || async {
+        pod.run("postgres", &write).await.map_err(|error| error.to_string())
+    })
+    .await?;
+    databases.delete().await
 }
 
 #[tokio::test]

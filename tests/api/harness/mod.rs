@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
-use tokio::sync::RwLock;
+use tokio::sync::{OnceCell, RwLock};
 
 pub use audit::Write;
 pub use pki::Authority;
@@ -36,6 +36,8 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut condition: impl Asyn
 pub struct Plane {
     /// Tests that need the machine's or the API server's whole attention take it for themselves.
     pub attention: RwLock<()>,
+    /// Done once the definition is installed.
+    pub definition: OnceCell<()>,
     authority: Authority,
     directory: PathBuf,
     port: u16,
@@ -66,6 +68,7 @@ impl Plane {
         let api_server = start_api_server(&directory, client, port);
         let plane = Self {
             attention: RwLock::new(()),
+            definition: OnceCell::new(),
             authority,
             directory,
             port,

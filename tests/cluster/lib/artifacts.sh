@@ -75,16 +75,22 @@ build_artifact() { # name
     flock -n 8 || { say "waiting for another build of $name"; flock -w 1800 8; }
     [ ! -d "$folder" ] || exit 0
     say "building $name (usually ${artifact_cost[$name]})"
+    # The lock is ours, so nobody works on these any more.
+    rm -rf "$CACHE/.unfinished-$name"-*
     unfinished=$(mktemp -d "$CACHE/.unfinished-$name-XXXXXX")
     # Not `if ! build`: that would switch off "stop at the first error" inside it.
+    # shellcheck disable=SC2154 # assigned in the trap
     trap 'status=$?; rm -rf "$unfinished"; [ $status = 0 ] || say "building $name failed"' EXIT
-    "build_$name" "$unfinished" >&2
+    mkdir "$unfinished/tmp"
+    TMPDIR=$unfinished/tmp "build_$name" "$unfinished" >&2
+    rm -rf "$unfinished/tmp"
     chmod 755 "$unfinished"
     mv -T "$unfinished" "$folder"
     say "built $name in $((SECONDS - began)) s"
   )
-  # Versions that nobody has used for two weeks.
-  find "$CACHE" -maxdepth 1 -type d \( -name "$name-????????????????" -o -name ".unfinished-$name-*" \) -mtime +14 -exec rm -rf {} +
+  # The three versions used last stay; several checkouts may need different ones.
+  find "$CACHE" -maxdepth 1 -type d -name "$name-????????????????" -printf '%T@ %p\n' | sort -rn | tail -n +4 | cut -d' ' -f2- |
+    while read -r folder; do rm -rf "$folder"; done
 }
 
 # The Go builds follow each other, because each uses every core; the images, mostly downloads, go beside them.

@@ -3,6 +3,9 @@
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${HELLO_CACHE:-$HOME/.cache/hello-operator}
+# Where Go installs itself, and what a root shell of `su` lacks.
+PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
+
 # Several clusters can run side by side, each with a number; everything of theirs follows from it.
 CLUSTER=${HELLO_CLUSTER:-0}
 RUN=${HELLO_RUN:-/tmp/hello-operator-cluster$([ "$CLUSTER" = 0 ] || echo "-$CLUSTER")}

@@ -63,6 +63,9 @@ CONFIG
   start_in_control_plane coredns "$RUN/bin/coredns" -conf "$RUN/Corefile"
 }
 
+# Pods are refused until their namespace has this, which the controller manager makes.
+has_service_account() { kubectl get serviceaccount default --namespace default; }
+
 control_plane_processes=(etcd kube-apiserver kube-controller-manager kube-scheduler provisioner coredns)
 
 # Starts whatever part does not run; a part that a test stopped with SIGSTOP continues.

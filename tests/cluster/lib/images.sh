@@ -7,7 +7,8 @@ fill_image_store() ( # output archive...
   shift
   mkdir "$output/run"
   containerd_config "$output/containerd" "$output/run" "$output/run/cni" >"$output/run/config.toml"
-  containerd --config "$output/run/config.toml" --log-level error </dev/null >"$output/run/log" 2>&1 8>&- 9>&- &
+  # Whoever kills this script kills it too.
+  setpriv --pdeathsig KILL containerd --config "$output/run/config.toml" --log-level error </dev/null >"$output/run/log" 2>&1 8>&- 9>&- &
   containerd=$!
   trap 'kill -KILL $containerd 2>/dev/null || true' EXIT
   await 20 "containerd to answer (see $output/run/log)" ctr --address "$output/run/containerd.sock" version

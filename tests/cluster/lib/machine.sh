@@ -34,15 +34,18 @@ machine_restore() {
 has_traces() {
   local path
   for path in "$RUN" /run/netns/${PREFIX}-*; do [ ! -e "$path" ] || return 0; done
-  ip link show $MACHINE_INTERFACE >/dev/null 2>&1 || [ -n "$(cgroup_folders '*')" ] || machine_is_changed
+  ! has_no_interface || [ -n "$(cgroup_folders '*')" ] || machine_is_changed
 }
 
 # Removes every trace, of a whole cluster as of a half-started one: what is there decides, not what was written down.
 remove_all() {
-  local mount
+  local mount device file
   [ ! -e "$RUN" ] || [ -e "$RUN/.local-cluster" ] || [ -z "$(ls -A "$RUN")" ] || die "$RUN is not a run folder of this script; it stays as it is"
   network_delete
   { grep -o " $RUN/[^ ]*" /proc/mounts || true; } | sort -r | while read -r mount; do umount -l "$mount"; done
+  losetup --noheadings --list --output NAME,BACK-FILE | while read -r device file; do
+    case $file in "$RUN"/*) losetup --detach "$device" ;; esac
+  done
   await 20 "the nodes' cgroups to be empty" remove_cgroups '*'
   machine_restore
   rm -rf "$RUN"

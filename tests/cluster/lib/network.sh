@@ -106,8 +106,11 @@ network_delete() {
     await 20 "the processes in network namespace $namespace to end" has_no_processes "$namespace"
     ip netns del "$namespace"
   done
-  ! ip link show $MACHINE_INTERFACE >/dev/null 2>&1 || ip link del $MACHINE_INTERFACE
+  # It goes with the namespace that its peer is in, but a little later.
+  ip link del "$MACHINE_INTERFACE" 2>/dev/null || true
+  await 10 "the interface $MACHINE_INTERFACE to be gone" has_no_interface
 }
+has_no_interface() { [ ! -e "/sys/class/net/$MACHINE_INTERFACE" ]; }
 has_no_processes() { # namespace
   [ -z "$(namespace_processes "$1")" ]
 }

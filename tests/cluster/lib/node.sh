@@ -8,6 +8,10 @@ node_numbers() { # of every node that was added, with power or without
   for folder in "$RUN"/node*/; do [ -d "$folder" ] && basename "$folder" | sed 's/^node//'; done | sort -n
 }
 node_has_power() { process_id "node$1-init" >/dev/null; } # N
+node_is_whole() { # N: every process that gives it its function runs
+  local name
+  for name in init containerd kubelet kube-proxy; do process_id "node$1-$name" >/dev/null || return 1; done
+}
 known_node() { [[ $1 =~ ^[0-9]+$ && -d $RUN/node$1 ]] || die "there is no node '$1'; there are: $(node_numbers | paste -sd' ')"; }
 in_node() { # N command...
   local number=$1 init

@@ -31,6 +31,7 @@ contexts:
   context: {cluster: hello-operator-local, user: $1}
 current-context: hello-operator-local
 CONFIG
+  chmod 600 "$2"
 }
 new_user() { # name subject
   new_certificate "$1" "$2" ca

@@ -1,5 +1,6 @@
-// A provisioner of "local" volumes for the local cluster: a directory of this machine per claim, bound to the node that the scheduler chose.
-// It makes volumes (WaitForFirstConsumer), grows them (the capacity is a number here, no limit) and deletes them by their reclaim policy.
+// A provisioner of "local" volumes for the local cluster, each bound to the node that the scheduler chose. It makes volumes, grows them and
+// deletes them by their reclaim policy. A volume is a directory of this machine, whose capacity is a number and no limit; or, where the
+// StorageClass has the parameter `sized: "true"`, a loop device of that size, which the kubelet formats, mounts, and grows while mounted.
 //
 // The state is the cluster's: what to do is derived from each claim and volume alone, and a step that was done before is done.
 package main
@@ -8,16 +9,20 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"log"
 	"maps"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -33,7 +38,10 @@ const (
 	annotationProvisioner  = "volume.kubernetes.io/storage-provisioner"
 	annotationSelectedNode = "volume.kubernetes.io/selected-node"
 	annotationProvisioned  = "pv.kubernetes.io/provisioned-by"
+	annotationPath         = "hello-operator.local/path" // the directory, or the image of the loop device
 	labelHostname          = "kubernetes.io/hostname"
+	parameterSized         = "sized"
+	smallestSized          = "320Mi" // mkfs.xfs refuses less than 300
 )
 
 // What the queue holds: a claim has a namespace, a volume has none.
@@ -158,23 +166,32 @@ func (p *provisioner) provision(ctx context.Context, claim *core.PersistentVolum
 	}
 	name := "pvc-" + string(claim.UID)
 	path := filepath.Join(p.directory, node, name)
-	if err := os.MkdirAll(path, 0o777); err != nil {
-		return err
-	}
-	// Any user of a Pod may write at the root, as on a volume that was just formatted for it; MkdirAll obeys the umask.
-	if err := os.Chmod(path, 0o777); err != nil {
+	size := claim.Spec.Resources.Requests[core.ResourceStorage]
+	source := &core.LocalVolumeSource{Path: path}
+	if class.Parameters[parameterSized] == "true" {
+		if smallest := resource.MustParse(smallestSized); size.Cmp(smallest) < 0 {
+			size = smallest
+		}
+		device, err := attachImage(path, size.Value())
+		if err != nil {
+			return err
+		}
+		// Not ext4: it grows while mounted only for who has CAP_SYS_RESOURCE, which root lacks in many sandboxes.
+		fsType := "xfs"
+		source = &core.LocalVolumeSource{Path: device, FSType: &fsType}
+	} else if err := makeDirectory(path); err != nil {
 		return err
 	}
 	volume := &core.PersistentVolume{
-		ObjectMeta: meta.ObjectMeta{Name: name, Annotations: map[string]string{annotationProvisioned: provisionerName}},
+		ObjectMeta: meta.ObjectMeta{Name: name, Annotations: map[string]string{annotationProvisioned: provisionerName, annotationPath: path}},
 		Spec: core.PersistentVolumeSpec{
 			StorageClassName: class.Name,
-			Capacity:         core.ResourceList{core.ResourceStorage: claim.Spec.Resources.Requests[core.ResourceStorage]},
+			Capacity:         core.ResourceList{core.ResourceStorage: size},
 			AccessModes:      claim.Spec.AccessModes,
 			ClaimRef: &core.ObjectReference{
 				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
-			PersistentVolumeSource: core.PersistentVolumeSource{Local: &core.LocalVolumeSource{Path: path}},
+			PersistentVolumeSource: core.PersistentVolumeSource{Local: source},
 			NodeAffinity: &core.VolumeNodeAffinity{Required: &core.NodeSelector{NodeSelectorTerms: []core.NodeSelectorTerm{{
 				MatchExpressions: []core.NodeSelectorRequirement{{Key: labelHostname, Operator: core.NodeSelectorOpIn, Values: []string{node}}},
 			}}}},
@@ -204,7 +221,17 @@ func (p *provisioner) grow(ctx context.Context, claim *core.PersistentVolumeClai
 	if volume.Annotations[annotationProvisioned] != provisionerName {
 		return nil
 	}
+	path, err := p.path(volume)
+	if err != nil {
+		return err
+	}
+	sized := volume.Spec.Local != nil && volume.Spec.Local.Path != path
 	if capacity := volume.Spec.Capacity[core.ResourceStorage]; wanted.Cmp(capacity) > 0 {
+		if sized {
+			if _, err := attachImage(path, wanted.Value()); err != nil {
+				return err
+			}
+		}
 		volume = volume.DeepCopy()
 		volume.Spec.Capacity[core.ResourceStorage] = wanted
 		if _, err := p.client.CoreV1().PersistentVolumes().Update(ctx, volume, meta.UpdateOptions{}); err != nil {
@@ -212,9 +239,22 @@ func (p *provisioner) grow(ctx context.Context, claim *core.PersistentVolumeClai
 		}
 	}
 	claim = claim.DeepCopy()
-	claim.Status.Capacity = maps.Clone(claim.Status.Capacity)
-	claim.Status.Capacity[core.ResourceStorage] = wanted
-	claim.Status.Conditions = nil
+	if sized {
+		// The kubelet grows the file system, and then says so in the claim's status.
+		for _, condition := range claim.Status.Conditions {
+			if condition.Type == core.PersistentVolumeClaimFileSystemResizePending {
+				return nil
+			}
+		}
+		claim.Status.Conditions = []core.PersistentVolumeClaimCondition{{
+			Type: core.PersistentVolumeClaimFileSystemResizePending, Status: core.ConditionTrue, LastTransitionTime: meta.Now(),
+			Message: "Waiting for the node to grow the file system of the volume.",
+		}}
+	} else {
+		claim.Status.Capacity = maps.Clone(claim.Status.Capacity)
+		claim.Status.Capacity[core.ResourceStorage] = wanted
+		claim.Status.Conditions = nil
+	}
 	_, err = p.client.CoreV1().PersistentVolumeClaims(claim.Namespace).UpdateStatus(ctx, claim, meta.UpdateOptions{})
 	return err
 }
@@ -225,10 +265,15 @@ func (p *provisioner) reclaim(ctx context.Context, volume *core.PersistentVolume
 		volume.Status.Phase != core.VolumeReleased || volume.Spec.PersistentVolumeReclaimPolicy != core.PersistentVolumeReclaimDelete || volume.Spec.Local == nil {
 		return nil
 	}
-	// The path comes from an object that anyone with rights on volumes can edit.
-	path := volume.Spec.Local.Path
-	if relative, err := filepath.Rel(p.directory, path); err != nil || !filepath.IsLocal(relative) || relative == "." {
-		return errors.New("the volume's path is outside " + p.directory)
+	path, err := p.path(volume)
+	if err != nil {
+		return err
+	}
+	if volume.Spec.Local.Path != path {
+		// A device that is still mounted goes when its last user does.
+		if _, err := losetup("--detach", volume.Spec.Local.Path); err != nil {
+			return err
+		}
 	}
 	if err := os.RemoveAll(path); err != nil {
 		return err
@@ -236,4 +281,58 @@ func (p *provisioner) reclaim(ctx context.Context, volume *core.PersistentVolume
 	return p.client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, meta.DeleteOptions{
 		Preconditions: &meta.Preconditions{UID: &volume.UID, ResourceVersion: &volume.ResourceVersion},
 	})
+}
+
+// path is where a volume's data is. It comes from an object that anyone with rights on volumes can edit.
+func (p *provisioner) path(volume *core.PersistentVolume) (string, error) {
+	path := volume.Annotations[annotationPath]
+	if relative, err := filepath.Rel(p.directory, path); err != nil || !filepath.IsLocal(relative) || relative == "." {
+		return "", fmt.Errorf("the volume's path %q is outside %s", path, p.directory)
+	}
+	return path, nil
+}
+
+func makeDirectory(path string) error {
+	if err := os.MkdirAll(path, 0o777); err != nil {
+		return err
+	}
+	// Any user of a Pod may write at the root, as on a volume that was just formatted for it; MkdirAll obeys the umask.
+	return os.Chmod(path, 0o777)
+}
+
+// attachImage makes a sparse file of at least this size, or grows it, and returns its loop device.
+func attachImage(path string, size int64) (string, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil {
+		return "", err
+	} else if info.Size() < size {
+		if err := file.Truncate(size); err != nil {
+			return "", err
+		}
+	}
+	device, err := losetup("--noheadings", "--output", "NAME", "--associated", path)
+	if err != nil {
+		return "", err
+	}
+	if device == "" {
+		return losetup("--find", "--show", path)
+	}
+	_, err = losetup("--set-capacity", device)
+	return device, err
+}
+
+func losetup(arguments ...string) (string, error) {
+	output, err := exec.Command("losetup", arguments...).CombinedOutput()
+	text := strings.TrimSpace(string(output))
+	if err != nil {
+		return "", fmt.Errorf("losetup %s: %w: %s", strings.Join(arguments, " "), err, text)
+	}
+	return text, nil
 }

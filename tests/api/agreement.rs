@@ -1,0 +1,437 @@
+//! The API server's rules and ours agree: thousands of generated objects, each given to both.
+//!
+//! `HELLO_SEED` repeats a run, `HELLO_OBJECTS` makes it longer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::{StreamExt, stream};
+use hello_operator::api::HelloOperatorSpec;
+use hello_operator::core::cluster::{Cluster, transition};
+use kube::Api;
+use kube::api::{DynamicObject, PostParams};
+use libtest_mimic::Trial;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use serde_json::{Map, Value, json};
+
+use crate::definition::{installed, object, objects};
+use crate::harness::Plane;
+use crate::{alone, number_from_environment};
+
+const AT_ONCE: usize = 16;
+
+pub fn trials(plane: &Arc<Plane>) -> Vec<Trial> {
+    vec![
+        alone(plane, "crd: its rules and ours agree on what may be created", creations),
+        alone(plane, "crd: its rules and ours agree on what may be changed", changes),
+    ]
+}
+
+/// Makes specs that are right, nearly right, or wrong.
+struct Generator(StdRng);
+
+impl Generator {
+    /// Mostly one of the good ones.
+    fn one(&mut self, good: &[Value], bad: &[Value]) -> Value {
+        let from = if self.0.random_bool(0.93) { good } else { bad };
+        from.choose(&mut self.0).cloned().unwrap_or(Value::Null)
+    }
+
+    fn maybe(&mut self, fields: &mut Map<String, Value>, name: &str, value: impl FnOnce(&mut Self) -> Value) {
+        if self.0.random_bool(0.4) {
+            fields.insert(name.into(), value(self));
+        }
+    }
+
+    fn group(&mut self, fill: impl FnOnce(&mut Self, &mut Map<String, Value>)) -> Value {
+        let mut fields = Map::new();
+        fill(self, &mut fields);
+        Value::Object(fields)
+    }
+
+    fn name(&mut self) -> String {
+        let good = ["db", "my-helloworld", "a", "a--b", "x9", "abcdefghijabcdefghijabcdefghijabcdefghijabcde"];
+        let bad = ["my.db", "1db", "9", "abcdefghijabcdefghijabcdefghijabcdefghijabcdef"];
+        let from: &[&str] = if self.0.random_bool(0.95) { &good } else { &bad };
+        (*from.choose(&mut self.0).unwrap()).to_owned()
+    }
+
+    fn version(&mut self) -> Value {
+        self.one(
+            &[json!(15), json!(16), json!(17), json!(18), json!("15"), json!("17"), json!("18")],
+            &[json!(14), json!(19), json!(-17), json!("017"), json!("17 "), json!(""), json!("17.2"), json!("latest")],
+        )
+    }
+
+    fn size(&mut self) -> Value {
+        let good = [
+            "1Gi",
+            "2Gi",
+            "32Mi",
+            "33554432",
+            "1.5Gi",
+            ".5Gi",
+            "1.Gi",
+            "+1Gi",
+            "1e9",
+            "1E9",
+            "5e8",
+            "1G",
+            "34M",
+            "1Ti",
+            "16Ei",
+            "1e30",
+            "40000000.5",
+            "40000000.2",
+            "2E",
+            "1Ei",
+            "7Ei",
+            "33554432000m",
+            "0.04G",
+            "1024Mi",
+            "10e8",
+            "1e+9",
+            "0100Gi",
+            "33554432k",
+        ];
+        let bad = [
+            "31Mi",
+            "33554431.5",
+            "33554431",
+            "1k",
+            "0",
+            "-1Gi",
+            "1 Gi",
+            " 1Gi",
+            "",
+            "Gi",
+            "1GiB",
+            "1gi",
+            "1K",
+            "much",
+            "1e",
+            "1.2.3Gi",
+            "100m",
+            "1e-9",
+            "0x40000000",
+            "1_000Mi",
+            "١Gi",
+            "--1Gi",
+            "1Gi ",
+            "1n",
+            "5u",
+            "inf",
+            "1e1.5",
+            ".",
+            "+",
+            "1ee9",
+        ];
+        match self.0.random_range(0..20) {
+            0 => json!(*[33_554_432_i64, 1 << 40, i64::from(i32::MAX)].choose(&mut self.0).unwrap()),
+            1 => json!(*[33_554_431_i64, 0, -1].choose(&mut self.0).unwrap()),
+            2 => json!(bad.choose(&mut self.0).unwrap()),
+            _ => json!(good.choose(&mut self.0).unwrap()),
+        }
+    }
+
+    fn parameters(&mut self) -> Value {
+        let good = ["work_mem", "shared_buffers", "auto_explain.log_min_duration", "a", "max_connections", "x1_"];
+        let bad = [
+            "port",
+            "fsync",
+            "wal_level",
+            "ssl_ca_file",
+            "Work_Mem",
+            "work-mem",
+            "a.b.c",
+            ".a",
+            "a.",
+            "1a",
+            "_a",
+            "a b",
+            "",
+            "a.1",
+            "ä",
+            "synchronous_standby_names",
+        ];
+        let values = [json!(1), json!("64MB"), json!("on"), json!(-1), json!("")];
+        self.group(|this, fields| {
+            for _ in 0..this.0.random_range(0..4) {
+                let from: &[&str] = if this.0.random_bool(0.96) { &good } else { &bad };
+                let key = (*from.choose(&mut this.0).unwrap()).to_owned();
+                fields.insert(key, values.choose(&mut this.0).unwrap().clone());
+            }
+        })
+    }
+
+    fn hba(&mut self) -> Value {
+        let line = self.one(
+            &[
+                json!("host all all all md5"),
+                json!("local\tall all peer"),
+                json!("hostnogssenc a b c d"),
+                json!("host "),
+            ],
+            &[
+                json!("host"),
+                json!("all all"),
+                json!(" host all"),
+                json!("host all\nhost"),
+                json!("hostx all"),
+                json!("Host all"),
+                json!("host all\r"),
+            ],
+        );
+        json!([line])
+    }
+
+    fn identifier(&mut self) -> Value {
+        self.one(
+            &[json!("app"), json!("my_app"), json!("_x"), json!("a1"), json!("pgx"), json!("postgres_")],
+            &[
+                json!("App"),
+                json!("1a"),
+                json!("my-app"),
+                json!("pg_app"),
+                json!("postgres"),
+                json!("public"),
+                json!("ä"),
+                json!(""),
+            ],
+        )
+    }
+
+    fn ranges(&mut self) -> Value {
+        let range = self.one(
+            &[
+                json!("10.0.0.0/8"),
+                json!("0.0.0.0/0"),
+                json!("10.1.2.3/8"),
+                json!("::/0"),
+                json!("fe80::1/64"),
+                json!("2001:db8::/128"),
+                json!("::1.2.3.4/96"),
+            ],
+            &[
+                json!("10.0.0.0"),
+                json!("10.0.0.0/33"),
+                json!("10.0.0/8"),
+                json!("10.0.0.0/08"),
+                json!("10.0.0.0/+8"),
+                json!("010.0.0.0/8"),
+                json!("::/129"),
+                json!("fe80::1%eth0/64"),
+                json!("x/8"),
+                json!("/8"),
+                json!("10.0.0.0/"),
+                json!(" 10.0.0.0/8"),
+                json!("::1.2.3.4.5/96"),
+                json!("::ffff:1.2.3.4/96"),
+                json!("::ffff:102:304/96"),
+            ],
+        );
+        json!([range])
+    }
+
+    fn id(&mut self) -> Value {
+        self.one(
+            &[json!(1), json!(26), json!(999), json!(2_147_483_647)],
+            &[json!(0), json!(-1), json!(2_147_483_648_i64)],
+        )
+    }
+
+    fn spec(&mut self) -> Value {
+        self.group(|this, spec| {
+            this.maybe(spec, "engine", |_| json!("postgresql"));
+            this.maybe(spec, "version", Self::version);
+            this.maybe(spec, "instances", |this| {
+                this.one(&[json!(1), json!(2), json!(3), json!(5), json!(9)], &[json!(0), json!(-1), json!(10)])
+            });
+            this.maybe(spec, "uid", Self::id);
+            this.maybe(spec, "gid", Self::id);
+            this.maybe(spec, "image", |_| json!("registry.local/postgres:17"));
+            this.maybe(spec, "state", |this| {
+                this.one(&[json!("Running"), json!("Paused"), json!("Hibernated")], &[json!("Off")])
+            });
+            this.maybe(spec, "storage", |this| {
+                this.group(|this, storage| {
+                    this.maybe(storage, "size", Self::size);
+                    this.maybe(storage, "walSize", Self::size);
+                    this.maybe(storage, "storageClassName", |this| {
+                        this.one(&[json!("fast"), json!("slow")], &[json!(7)])
+                    });
+                    this.maybe(storage, "onDelete", |this| {
+                        this.one(&[json!("Retain"), json!("Delete")], &[json!("Keep")])
+                    });
+                })
+            });
+            this.maybe(spec, "replication", |this| {
+                this.group(|this, replication| {
+                    this.maybe(replication, "durability", |this| {
+                        this.one(&[json!("Quorum"), json!("Async"), Value::Null], &[json!("Some")])
+                    });
+                    this.maybe(replication, "syncReplicas", |this| {
+                        this.one(&[json!(1), json!(1), json!(2), json!(3), json!(8)], &[json!(0), json!(9), json!(-1)])
+                    });
+                })
+            });
+            this.maybe(spec, "postgresql", |this| {
+                this.group(|this, postgresql| {
+                    this.maybe(postgresql, "parameters", Self::parameters);
+                    this.maybe(postgresql, "hba", Self::hba);
+                    this.maybe(postgresql, "database", Self::identifier);
+                    this.maybe(postgresql, "owner", Self::identifier);
+                })
+            });
+            this.maybe(spec, "services", |this| {
+                let rw = this.group(|this, rw| this.maybe(rw, "loadBalancerSourceRanges", Self::ranges));
+                json!({"rw": rw, "ro": {"type": "NodePort"}})
+            });
+        })
+    }
+}
+
+/// What our own rules say: the sentences of everything that is wrong, or the spec.
+fn ours(name: &str, spec: &Value) -> Result<HelloOperatorSpec, Vec<String>> {
+    // A null means the default, as it does to the API server.
+    fn without_nulls(value: &Value) -> Value {
+        match value {
+            Value::Object(fields) => {
+                fields.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), without_nulls(v))).collect()
+            }
+            other => other.clone(),
+        }
+    }
+    let spec: HelloOperatorSpec = serde_json::from_value(without_nulls(spec)).map_err(|_| Vec::new())?;
+    match Cluster::parse(name, &spec) {
+        Ok(_) => Ok(spec),
+        Err(invalid) => Err(invalid.into_iter().map(|invalid| invalid.sentence).collect()),
+    }
+}
+
+/// What differs between the two answers, if anything does.
+fn difference(
+    theirs: Result<DynamicObject, kube::Error>,
+    ours: Result<HelloOperatorSpec, Vec<String>>,
+) -> Option<String> {
+    match (theirs, ours) {
+        (Ok(stored), Ok(spec)) => match serde_json::from_value::<HelloOperatorSpec>(stored.data["spec"].clone()) {
+            Ok(read) if read == spec => None,
+            Ok(read) => Some(format!("the defaults differ: {read:?} and {spec:?}")),
+            Err(error) => Some(format!("what was stored cannot be read: {error}")),
+        },
+        (Err(kube::Error::Api(status)), Err(sentences)) => {
+            // What breaks the types is told first, and alone.
+            let structural = sentences.is_empty() || status.message.contains("some validation rules were not checked");
+            let untold: Vec<_> =
+                sentences.iter().filter(|sentence| !status.message.contains(sentence.as_str())).collect();
+            (!structural && !untold.is_empty()).then(|| format!("{} does not say {untold:?}", status.message))
+        }
+        (Ok(_), Err(sentences)) => Some(format!("the API server accepts what we refuse: {sentences:?}")),
+        (Err(error), Ok(_)) => Some(format!("we accept what the API server refuses: {error}")),
+        (Err(error), Err(_)) => Some(format!("no answer: {error}")),
+    }
+}
+
+fn seed() -> u64 {
+    let seed = number_from_environment("HELLO_SEED").unwrap_or_else(rand::random);
+    println!("HELLO_SEED={seed}");
+    seed
+}
+
+fn dry_run() -> PostParams {
+    PostParams { dry_run: true, ..PostParams::default() }
+}
+
+/// Fails with some of the differences, and says how many objects were accepted and refused.
+fn judge(differences: &[String], accepted: usize, all: usize) {
+    println!("{all} objects, {accepted} accepted by both");
+    assert!(
+        differences.is_empty(),
+        "{} of {all} differ:\n{}",
+        differences.len(),
+        differences.iter().take(5).cloned().collect::<Vec<_>>().join("\n")
+    );
+    assert!(accepted > all / 10 && accepted < all * 9 / 10, "a generator that tests little: {accepted} of {all}");
+}
+
+async fn creations(plane: Arc<Plane>) {
+    let client = installed(&plane).await;
+    let api = objects(client, &plane.namespace().await);
+    let mut generator = Generator(StdRng::seed_from_u64(seed()));
+    let count = usize::try_from(number_from_environment("HELLO_OBJECTS").unwrap_or(3_000)).unwrap();
+    let cases: Vec<(String, Value)> = (0..count).map(|_| (generator.name(), generator.spec())).collect();
+    let accepted = AtomicUsize::new(0);
+    let differences: Vec<String> = stream::iter(&cases)
+        .map(async |(name, spec)| {
+            let theirs = api.create(&dry_run(), &object(name, Some(spec))).await;
+            accepted.fetch_add(usize::from(theirs.is_ok()), Ordering::Relaxed);
+            difference(theirs, ours(name, spec)).map(|difference| format!("{difference}\n    {name} {spec}"))
+        })
+        .buffer_unordered(AT_ONCE)
+        .filter_map(async |difference| difference)
+        .collect()
+        .await;
+    judge(&differences, accepted.into_inner(), count);
+}
+
+async fn changes(plane: Arc<Plane>) {
+    let client = installed(&plane).await;
+    let api = objects(client, &plane.namespace().await);
+    let mut generator = Generator(StdRng::seed_from_u64(seed()));
+    let count = usize::try_from(number_from_environment("HELLO_OBJECTS").unwrap_or(3_000)).unwrap();
+    let mut stored: Vec<(DynamicObject, HelloOperatorSpec)> = Vec::new();
+    while stored.len() < 40 {
+        let spec = generator.spec();
+        if let Ok(ours) = ours("db", &spec) {
+            let name = format!("db-{}", stored.len());
+            stored.push((api.create(&PostParams::default(), &object(&name, Some(&spec))).await.unwrap(), ours));
+        }
+    }
+    let cases: Vec<(usize, Value)> = (0..count)
+        .map(|number| {
+            let which = number % stored.len();
+            // A few fields of the old one replaced, so that most of it stays.
+            let mut spec = stored[which].0.data["spec"].clone();
+            merge(&mut spec, &generator.spec());
+            (which, spec)
+        })
+        .collect();
+    let accepted = AtomicUsize::new(0);
+    let differences: Vec<String> = stream::iter(&cases)
+        .map(async |(which, spec)| {
+            let (before, old) = &stored[*which];
+            let name = before.metadata.name.as_deref().unwrap();
+            let theirs = replace(&api, before, spec).await;
+            accepted.fetch_add(usize::from(theirs.is_ok()), Ordering::Relaxed);
+            let ours = ours(name, spec).and_then(|new| match transition(old, &new) {
+                wrong if wrong.is_empty() => Ok(new),
+                wrong => Err(wrong.into_iter().map(|invalid| invalid.sentence).collect()),
+            });
+            difference(theirs, ours).map(|difference| format!("{difference}\n    {} -> {spec}", before.data["spec"]))
+        })
+        .buffer_unordered(AT_ONCE)
+        .filter_map(async |difference| difference)
+        .collect()
+        .await;
+    judge(&differences, accepted.into_inner(), count);
+}
+
+async fn replace(api: &Api<DynamicObject>, before: &DynamicObject, spec: &Value) -> Result<DynamicObject, kube::Error> {
+    let mut object = before.clone();
+    object.data["spec"] = spec.clone();
+    api.replace(before.metadata.name.as_deref().unwrap(), &dry_run(), &object).await
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
