@@ -1,1 +1,249 @@
 //! The shell around [`crate::core`] for the whole cluster: streams in, plan, writes out.
+
+mod agents;
+mod apply;
+mod client;
+mod crd;
+mod error;
+mod events;
+mod facts;
+mod keys;
+mod mirror;
+mod object;
+mod observe;
+mod patch;
+mod queue;
+mod random;
+mod reconcile;
+mod secrets;
+mod show;
+mod streams;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use error::Error;
+pub use show::show;
+
+use crate::config::{LogArgs, RunArgs, TelemetryEnv};
+use crate::leader::{Elector, Gate, Settings, Timings, connect};
+use crate::telemetry::health::{Health, Server};
+use crate::telemetry::metrics::OperatorMetrics;
+use agents::Agents;
+use apply::Applier;
+use crd::Degraded;
+use events::Events;
+use mirror::ClusterKey;
+use object::Entry;
+use observe::Observer;
+use queue::Queue;
+use reconcile::Reconciler;
+use secrets::Secrets;
+use streams::{Mirrors, News, Watching};
+
+/// Name of the operator's own Lease.
+const LEASE: &str = "hello-operator";
+/// A watch that made no progress for so long hangs: each is begun anew after 200 s at most.
+const STALE_WATCH: Duration = Duration::from_mins(6);
+/// How often an operator that does not lead looks whether it does.
+const STANDBY: Duration = Duration::from_millis(50);
+
+/// Runs the operator until it is told to end.
+pub async fn run(args: RunArgs, log: LogArgs) -> Result<(), Error> {
+    let telemetry = crate::telemetry::init(&log, &TelemetryEnv::read(), "hello-operator")?;
+    let outcome = serve(args, &telemetry).await;
+    telemetry.shutdown().await;
+    outcome
+}
+
+async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result<(), Error> {
+    let metrics = Arc::new(OperatorMetrics::new()?);
+    telemetry.register(metrics.registry())?;
+    let (config, inside) = client::configuration().await?;
+    let config = client::bounded(&config);
+    let end = shutdown()?;
+
+    let elector = if args.standalone {
+        None
+    } else {
+        let settings = Settings {
+            namespace: args.namespace.clone(),
+            lease: LEASE.into(),
+            identity: args.identity.clone(),
+            timings: Timings::default(),
+        };
+        Some(Elector::new(&config, settings).map_err(|error| Error::Config(error.to_string()))?)
+    };
+    let gate = elector.as_ref().map_or_else(Gate::always, Elector::gate);
+    let reader = client::reader(&config, Arc::clone(&metrics))?;
+    let writer = connect(&config, gate.clone()).map_err(|error| Error::Config(error.to_string()))?;
+
+    let mirrors = Arc::new(Mirrors::default());
+    let queue = Arc::new(Queue::default());
+    let health = Health::new();
+    checks(&health, &mirrors, &metrics);
+    let server = {
+        let (metrics, queue, gate) = (Arc::clone(&metrics), Arc::clone(&queue), gate.clone());
+        Server::bind(args.listen, &health, move || {
+            metrics.set_queue_depth(queue.depth());
+            metrics.set_leader(gate.leading());
+            metrics.encode()
+        })
+        .await?
+    };
+    tracing::info!(address = %server.address(), inside, standalone = args.standalone, "the operator starts");
+    let serving = tokio::spawn(server.serve(end.clone().wait()));
+
+    let events = Arc::new(Events::new(writer.clone(), args.identity.clone()));
+    let degraded = Degraded::new(&metrics)?;
+    let secrets = Arc::new(Secrets::new(writer.clone()));
+    let agents = Arc::new(Agents::new((!inside).then(|| writer.clone())));
+    let observer = Observer::new(
+        writer.clone(),
+        Arc::clone(&mirrors),
+        Arc::clone(&secrets),
+        Arc::clone(&agents),
+        args.agent_image.clone(),
+    );
+    let applier = Applier { client: writer.clone(), gate: gate.clone(), secrets, agents };
+    let reconciler = Arc::new(Reconciler::new(
+        writer.clone(),
+        gate.clone(),
+        Arc::clone(&mirrors),
+        Arc::clone(&queue),
+        observer,
+        applier,
+        Arc::clone(&events),
+        Arc::clone(&metrics),
+        degraded.clone(),
+    ));
+
+    let electing = elector.map(|elector| tokio::spawn(elector.run(end.clone().wait())));
+    tokio::spawn(lead(gate.clone(), Arc::clone(&mirrors), Arc::clone(&queue), args.manage_crds.then(|| writer.clone())));
+    let watch = crd::Watch {
+        reader: reader.clone(),
+        writer,
+        gate: gate.clone(),
+        manage: args.manage_crds,
+        events,
+        metrics: Arc::clone(&metrics),
+        degraded,
+    };
+    let all = { (Arc::clone(&mirrors), Arc::clone(&queue)) };
+    tokio::spawn(async move { crd::watch(watch, move || wake_all(&all.0, &all.1)).await });
+    let watching = Watching { client: reader, mirrors, queue: Arc::clone(&queue), metrics };
+    let telling = gate.clone();
+    streams::start(&watching, move |cluster, news| {
+        if telling.leading() {
+            tell(cluster, news);
+        }
+    });
+    for _ in 0..args.concurrency {
+        tokio::spawn(work(Arc::clone(&reconciler), gate.clone()));
+    }
+
+    end.wait().await;
+    tracing::info!("the operator ends");
+    if let Some(electing) = electing {
+        // It closes the gate, waits for the writes under way and releases the Lease.
+        let _ = electing.await;
+    }
+    let _ = serving.await;
+    Ok(())
+}
+
+/// One worker: while this process leads, it looks at one cluster after the other.
+async fn work(reconciler: Arc<Reconciler>, gate: Gate) {
+    loop {
+        while !gate.leading() {
+            tokio::time::sleep(STANDBY).await;
+        }
+        let key = reconciler.queue.next().await;
+        if gate.leading() {
+            reconciler.run(&key).await;
+        } else {
+            reconciler.queue.add(key.clone(), Duration::ZERO);
+        }
+        reconciler.queue.done(&key);
+    }
+}
+
+/// Who begins to lead looks at everything: another led meanwhile.
+async fn lead(gate: Gate, mirrors: Arc<Mirrors>, queue: Arc<Queue>, manage: Option<kube::Client>) {
+    let mut led = false;
+    loop {
+        let leads = gate.leading();
+        if leads && !led {
+            tracing::info!("this process leads");
+            wake_all(&mirrors, &queue);
+            if let Some(client) = &manage
+                && let Err(error) = crd::ensure(client).await
+            {
+                tracing::error!(%error, "the CRD cannot be installed");
+            }
+        } else if led && !leads {
+            tracing::warn!("this process no longer leads");
+        }
+        led = leads;
+        tokio::time::sleep(STANDBY).await;
+    }
+}
+
+fn wake_all(mirrors: &Mirrors, queue: &Queue) {
+    for cluster in mirrors.objects.clusters() {
+        queue.add(cluster, Duration::ZERO);
+    }
+}
+
+/// One line for each change of an object: part of the contract, like the first.
+fn tell(cluster: &ClusterKey, news: News<'_, Entry>) {
+    match news {
+        News::Changed(Some(before), after) if before.uid == after.uid => {
+            if let Some(change) = before.change(after) {
+                tracing::info!(%cluster, generation = after.generation, "### A handler is called for an update: {change}");
+            }
+        }
+        News::Changed(..) => {}
+        News::Gone(entry) => {
+            tracing::info!(%cluster, uid = &*entry.uid, "### A handler is called for a deletion: the object is gone");
+        }
+    }
+}
+
+fn checks(health: &Health, mirrors: &Arc<Mirrors>, metrics: &Arc<OperatorMetrics>) {
+    let synced = Arc::clone(mirrors);
+    health.ready("caches", move || match synced.unsynced() {
+        None => Ok(()),
+        Some(resource) => Err(format!("the watch of {resource} is not complete yet")),
+    });
+    let watches = Arc::clone(metrics);
+    health.live("watches", move || match watches.stalest_watch() {
+        Some((resource, age)) if age > STALE_WATCH => {
+            Err(format!("the watch of {resource} made no progress for {} s", age.as_secs()))
+        }
+        _ => Ok(()),
+    });
+}
+
+/// The end, once it is asked for.
+#[derive(Clone)]
+struct End(tokio::sync::watch::Receiver<bool>);
+
+impl End {
+    async fn wait(mut self) {
+        // The sender lives as long as the task that waits for signals: an error means that it ended.
+        let _ = self.0.wait_for(|ended| *ended).await;
+    }
+}
+
+fn shutdown() -> Result<End, Error> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let listen = |kind| signal(kind).map_err(|error| Error::Internal(format!("signals: {error}")));
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let (sender, receiver) = tokio::sync::watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        let _ = sender.send(true);
+    });
+    Ok(End(receiver))
+}

@@ -1,0 +1,143 @@
+//! From the spec as it is written to the spec that is acted upon: what a cluster cannot follow is held back, with a
+//! sentence that says why and what to write.
+
+use serde_json::json;
+
+use super::cluster::{Cluster, Invalid, transition};
+use super::election::Register;
+use super::world::{Known, Trouble, World};
+use crate::api::agent::{ClusterConfig, LeaseBounds};
+use crate::api::spec::{Durability, HelloOperatorSpec};
+
+/// What is acted upon.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Accepted {
+    /// The validated cluster.
+    pub cluster: Cluster,
+    /// What the agents get, but for the wanted instances.
+    pub config: ClusterConfig,
+    /// What was held back.
+    pub notices: Vec<Trouble>,
+}
+
+/// Why nothing can be acted upon.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Refused {
+    /// The user has to write something else.
+    Invalid(String),
+    /// Not known enough yet.
+    Unknown(String),
+}
+
+/// Decides what is acted upon.
+pub fn accept(world: &World) -> Result<Accepted, Refused> {
+    let object = &world.object;
+    let before = match &world.config {
+        Known::Unknown(why) => return Err(Refused::Unknown(why.clone())),
+        Known::Absent => None,
+        Known::Present(config) => Some(config),
+    };
+    let name = object.names.cluster();
+    let mut notices = Vec::new();
+    let written = written(world, before);
+    let accepted = written.and_then(|(mut spec, generation)| {
+        if let Some(before) = before {
+            hold_back(before, &mut spec, &mut notices)?;
+        }
+        let cluster = Cluster::parse(name, &spec).map_err(|errors| sentences(&errors))?;
+        Ok((spec, cluster, generation))
+    });
+    // What cannot be followed leaves an existing cluster on what it was; there is nothing to make a new one from.
+    let (mut spec, mut cluster, generation) = match (accepted, before) {
+        (Ok(accepted), _) => accepted,
+        (Err(sentence), None) => return Err(Refused::Invalid(sentence)),
+        (Err(sentence), Some(before)) => {
+            notices.push(Trouble { reason: "Invalid".into(), sentence: sentence.clone() });
+            let cluster = Cluster::parse(name, &before.spec).map_err(|_| Refused::Invalid(sentence))?;
+            (before.spec.clone(), cluster, before.generation)
+        }
+    };
+    let register = world.lease.present().and_then(|lease| lease.register.present());
+    let durability = durability(&cluster, before, register);
+    if durability == Durability::Quorum && cluster.instances <= cluster.sync_replicas {
+        let (n, k) = (cluster.instances, cluster.sync_replicas);
+        let sentence = format!(
+            "{n} instances with syncReplicas {k} would leave every commit waiting under durability Quorum: keep more than {k} instances, lower replication.syncReplicas, or say replication.durability: Async"
+        );
+        let Some(before) = before else { return Err(Refused::Invalid(sentence)) };
+        notices.push(Trouble { reason: "ScalingRefused".into(), sentence: sentence.clone() });
+        spec.instances = before.spec.instances;
+        spec.replication.sync_replicas = before.spec.replication.sync_replicas;
+        cluster = Cluster::parse(name, &spec).map_err(|_| Refused::Invalid(sentence))?;
+    }
+    let config = ClusterConfig {
+        generation,
+        uid: object.uid.clone(),
+        durability,
+        sync_replicas: i32::from(cluster.sync_replicas),
+        instances: Vec::new(),
+        parameters: cluster.parameters.clone(),
+        hba: cluster.hba.clone(),
+        lease: LeaseBounds::default(),
+        spec,
+    };
+    Ok(Accepted { cluster, config, notices })
+}
+
+/// The spec as it is written, and the generation that it is of.
+///
+/// Under a bare CRD every object reads without its spec, and one that was written since has lost it for good. So a
+/// cluster that exists stays on its last accepted spec for as long as its object says nothing else.
+fn written(world: &World, before: Option<&ClusterConfig>) -> Result<(HelloOperatorSpec, i64), String> {
+    let object = &world.object;
+    if world.crd_degraded
+        && let Some(before) = before
+        && (object.spec.is_none() || before.generation == object.generation)
+    {
+        return Ok((before.spec.clone(), before.generation));
+    }
+    if let Some(why) = &object.unreadable {
+        return Err(format!("the spec cannot be read: {why}"));
+    }
+    match &object.spec {
+        Some(spec) => Ok((spec.clone(), object.generation)),
+        None => serde_json::from_value(json!({})).map(|spec| (spec, object.generation)).map_err(|e| e.to_string()),
+    }
+}
+
+fn sentences(errors: &[Invalid]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Keeps what may not change.
+fn hold_back(
+    before: &ClusterConfig,
+    spec: &mut HelloOperatorSpec,
+    notices: &mut Vec<Trouble>,
+) -> Result<(), String> {
+    let errors = transition(&before.spec, spec);
+    if !errors.is_empty() {
+        return Err(sentences(&errors));
+    }
+    let (old, new) = (before.spec.version.to_string(), spec.version.to_string());
+    if old != new {
+        notices.push(Trouble {
+            reason: "UpgradeUnsupported".into(),
+            sentence: format!(
+                "version {new} is wanted, but major upgrades are not implemented yet: the cluster keeps running {old}; write version: {old} again, or make a new object of version {new}"
+            ),
+        });
+        spec.version = before.spec.version.clone();
+        spec.image.clone_from(&before.spec.image);
+    }
+    Ok(())
+}
+
+/// Decided at creation and kept, unless the user says another one.
+fn durability(cluster: &Cluster, before: Option<&ClusterConfig>, register: Option<&Register>) -> Durability {
+    cluster
+        .durability
+        .or(before.map(|config| config.durability))
+        .or(register.map(|register| register.durability))
+        .unwrap_or_else(|| cluster.durability_at_creation())
+}

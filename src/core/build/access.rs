@@ -1,0 +1,83 @@
+//! What the agents may do: no wider than their own cluster's objects.
+
+use serde_json::{Value, json};
+
+use super::{Child, Scope, child};
+use crate::api::names::MAX_INSTANCES;
+use crate::core::world::Kind;
+
+/// The agents' ServiceAccount.
+pub fn service_account(scope: Scope<'_>) -> Child {
+    let name = scope.cluster.names.agent_account();
+    let mut metadata = scope.owned(&name);
+    if let Some(fields) = metadata.as_object_mut()
+        && !scope.cluster.pod.service_account_annotations.is_empty()
+    {
+        fields.insert("annotations".into(), json!(scope.cluster.pod.service_account_annotations));
+    }
+    child(Kind::ServiceAccount, name, json!({"metadata": metadata}))
+}
+
+/// The agents' Role. Each rule has its reason.
+pub fn role(scope: Scope<'_>) -> Child {
+    let names = &scope.cluster.names;
+    let instances: Vec<String> = (1..=MAX_INSTANCES).map(|ordinal| names.instance(ordinal)).collect();
+    let rule = |group: &str, resource: &str, objects: Value, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "resourceNames": objects, "verbs": verbs});
+    let rules = vec![
+        // The register: agents take, renew and release it; only the operator creates it.
+        rule("coordination.k8s.io", "leases", json!([names.lease()]), &["get", "list", "watch", "update"]),
+        // The accepted spec.
+        rule("", "configmaps", json!([names.config_map()]), &["get", "list", "watch"]),
+        // Where applications are led.
+        rule(
+            "discovery.k8s.io",
+            "endpointslices",
+            json!([names.endpoints_rw(), names.endpoints_ro()]),
+            &["get", "update"],
+        ),
+        // Addresses of the other instances, and its own container's id.
+        rule("", "pods", json!(instances), &["get"]),
+    ];
+    let name = names.agent_account();
+    child(Kind::Role, &name, json!({"metadata": scope.owned(&name), "rules": rules}))
+}
+
+/// That the agents' account has the agents' Role.
+pub fn role_binding(scope: Scope<'_>) -> Child {
+    let name = scope.cluster.names.agent_account();
+    let body = json!({
+        "metadata": scope.owned(&name),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": scope.namespace}],
+    });
+    child(Kind::RoleBinding, name, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ServiceAccount;
+    use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+
+    use super::super::testing::{cluster, exact, scope};
+    use super::*;
+
+    #[test]
+    fn every_rule_names_its_objects_and_none_creates_or_deletes() {
+        let cluster = cluster(json!({}));
+        let role: Role = exact(&role(scope(&cluster)));
+        for rule in role.rules.unwrap() {
+            assert!(!rule.resource_names.unwrap().is_empty());
+            for verb in rule.verbs {
+                assert!(["get", "list", "watch", "update"].contains(&verb.as_str()), "{verb}");
+            }
+        }
+        let _: RoleBinding = exact(&role_binding(scope(&cluster)));
+    }
+
+    #[test]
+    fn the_account_carries_the_annotations_of_workload_identity() {
+        let cluster = cluster(json!({"pod": {"serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:x"}}}));
+        let account: ServiceAccount = exact(&service_account(scope(&cluster)));
+        assert_eq!(account.metadata.annotations.unwrap()["eks.amazonaws.com/role-arn"], "arn:x");
+    }
+}

@@ -1,0 +1,95 @@
+//! Children whose content is a function of the spec.
+
+use super::{Action, Doing, Plan};
+use crate::api::agent::ClusterConfig;
+use crate::core::build::{Child, Scope, access, config as config_map, network};
+use crate::core::world::{ChildMeta, Kind, Known, Owner, World};
+
+/// Plans them. False when so little is known that nothing else may be decided.
+pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut Plan) -> bool {
+    let known = match &world.children {
+        Known::Present(known) => known,
+        Known::Absent => return false,
+        Known::Unknown(why) => {
+            plan.does(Doing::Starting, format!("waits until it is known what is there: {why}"));
+            return false;
+        }
+    };
+    let names = &scope.cluster.names;
+    let wanted = [
+        config_map::config_map(scope, config),
+        access::service_account(scope),
+        access::role(scope),
+        access::role_binding(scope),
+        network::service_rw(scope),
+        network::service_ro(scope),
+        network::service_r(scope),
+        network::service_headless(scope),
+        network::endpoint_slice(scope, &names.endpoints_rw()),
+        network::endpoint_slice(scope, &names.endpoints_ro()),
+        network::pdb(scope),
+    ];
+    for child in wanted {
+        one(known.get(&child.id), child, scope, plan);
+    }
+    true
+}
+
+fn one(known: Option<&ChildMeta>, child: Child, scope: Scope<'_>, plan: &mut Plan) {
+    let id = child.id.to_string();
+    let Some(meta) = known else {
+        plan.does(Doing::Creating, format!("{id} is made"));
+        plan.push(id, Action::Create(child), "it is missing");
+        return;
+    };
+    if !may_touch(meta, &id, scope, plan) {
+        return;
+    }
+    // Agents write what stands in an EndpointSlice.
+    if child.id.kind == Kind::EndpointSlice || meta.hash.as_deref() == Some(child.hash.as_str()) {
+        return;
+    }
+    plan.push(id, Action::Apply(child), "it is not as the spec says");
+}
+
+/// Whether a child is ours to write now; otherwise the plan says why not.
+pub fn may_touch(meta: &ChildMeta, id: &str, scope: Scope<'_>, plan: &mut Plan) -> bool {
+    if meta.deleting {
+        plan.does(Doing::Creating, format!("waits until {id} is gone, and makes it anew"));
+        return false;
+    }
+    match &meta.owner {
+        Owner::Adoptable => true,
+        Owner::Object(uid) if uid == scope.uid => true,
+        Owner::Object(_) => {
+            plan.does(Doing::Creating, format!("waits until {id} of an earlier object of this name is gone"));
+            false
+        }
+        Owner::Foreign => {
+            plan.notice(
+                "NameTaken",
+                format!("{id} exists and is not ours: delete or rename it, and this cluster takes the name"),
+            );
+            false
+        }
+    }
+}
+
+/// Sets or removes the owner of a child that lasts as long as the volumes. True when it is ours to write.
+pub fn lasting(meta: &ChildMeta, id: &crate::core::world::ChildId, scope: Scope<'_>, plan: &mut Plan) -> bool {
+    if !may_touch(meta, &id.to_string(), scope, plan) {
+        return false;
+    }
+    let owned = matches!(meta.owner, Owner::Object(_));
+    if owned != scope.lasting_owned() {
+        let owner = scope.lasting_owned().then(|| scope.owner());
+        let reason =
+            if owner.is_some() { "storage.onDelete is Delete" } else { "storage.onDelete is Retain: it outlives the object" };
+        plan.push(
+            format!("owner of {id}"),
+            Action::SetOwner { id: id.clone(), uid: meta.uid.clone(), owner },
+            reason,
+        );
+    }
+    true
+}

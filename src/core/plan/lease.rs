@@ -1,0 +1,96 @@
+//! The Lease of the primary. Absent is not released: for a cluster with data it is made anew only from what every member
+//! says of itself.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use serde_json::json;
+
+use super::children::lasting;
+use super::{Action, Doing, Plan};
+use crate::api::agent::{ClusterConfig, Lsn, Report};
+use crate::core::build::{Scope, child};
+use crate::core::election::{Register, Release};
+use crate::core::world::{ChildId, Kind, Known, Volume, World};
+
+/// Plans it.
+pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut Plan) {
+    let id = ChildId::new(Kind::Lease, scope.cluster.names.lease());
+    match &world.lease {
+        Known::Unknown(why) => plan.does(Doing::Starting, format!("waits until the Lease is known: {why}")),
+        Known::Present(lease) => {
+            lasting(&lease.meta, &id, scope, plan);
+            if let Some(why) = lease.register.unknown() {
+                plan.notice("LeaseUnreadable", why);
+            }
+        }
+        Known::Absent => match register(world, scope, config) {
+            Ok(register) => {
+                let lease = register.into_lease(Lease::default(), config.lease.duration, MicroTime(world.now));
+                let mut body = json!(lease);
+                let mut metadata = scope.lasting(&id.name);
+                if let (Some(fields), Some(annotations)) =
+                    (metadata.as_object_mut(), body.pointer("/metadata/annotations").cloned())
+                {
+                    fields.insert("annotations".into(), annotations);
+                }
+                if let Some(fields) = body.as_object_mut() {
+                    fields.insert("metadata".into(), metadata);
+                }
+                plan.does(Doing::Creating, format!("{id} is made"));
+                let lease = child(Kind::Lease, &id.name, body);
+                plan.push(id.to_string(), Action::Create(lease), "it is missing");
+            }
+            Err(missing) => {
+                plan.does(Doing::Creating, "waits until it is safe to make the Lease of the primary anew");
+                plan.notice("LeaseLost", missing);
+            }
+        },
+    }
+}
+
+/// The register to begin with, or who is missing to know it.
+fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<Register, String> {
+    let (Known::Present(volumes), Known::Present(_)) = (&world.volumes, &world.pods) else {
+        return Err("the Lease of the primary is gone, and it is not known which volumes there are".into());
+    };
+    let names = &scope.cluster.names;
+    let initial = Register::initial(config.instances.clone(), config.durability);
+    let ordinals = volumes.keys().filter(|(_, kind)| *kind == Volume::Data).map(|(ordinal, _)| *ordinal);
+    let mut reports: Vec<&Report> = Vec::new();
+    let mut silent = Vec::new();
+    for ordinal in ordinals {
+        match world.reports.get(&ordinal).and_then(Known::present) {
+            Some(report) => reports.push(report),
+            None => silent.push(names.instance(ordinal)),
+        }
+    }
+    if !silent.is_empty() {
+        return Err(format!(
+            "the Lease of the primary is gone while there are volumes: it is made anew once every instance says what it holds; {} did not answer yet",
+            silent.join(", ")
+        ));
+    }
+    reports.retain(|report| report.system_id.is_some());
+    let Some(newest) = reports.iter().max_by_key(|report| (report.timeline, report.lsn)) else {
+        return Ok(initial);
+    };
+    let others: Vec<&str> =
+        reports.iter().filter(|report| report.system_id != newest.system_id).map(|report| report.instance.as_str()).collect();
+    if !others.is_empty() {
+        return Err(format!(
+            "the Lease of the primary is gone, and the volumes hold data of different clusters ({} and {}): remove the volume that does not belong here",
+            newest.instance,
+            others.join(", ")
+        ));
+    }
+    let timeline = newest.timeline.unwrap_or(1);
+    Ok(Register {
+        release: Some(Release { timeline, lsn: newest.lsn.unwrap_or(Lsn(0)) }),
+        // Above every one that an agent still knows, so that none takes it for an older one.
+        term: reports.iter().map(|report| report.term).max().unwrap_or(0).saturating_add(1),
+        established: timeline,
+        reserved: timeline,
+        system_id: newest.system_id.clone(),
+        ..initial
+    })
+}

@@ -1,0 +1,61 @@
+//! Restarts of PostgreSQL in place: replicas one by one, then the primary.
+
+use super::pods::serves;
+use super::{Action, Doing, Plan};
+use crate::api::agent::{ClusterConfig, Report, RestartCommand};
+use crate::api::spec::State;
+use crate::core::build::Scope;
+use crate::core::world::{Known, World};
+
+/// Between the parts of a command's id: value of the annotation, and generation of the settings.
+const SEPARATOR: &str = "#";
+
+/// Plans the next one, when nothing else is under way and all instances serve.
+pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut Plan) {
+    if scope.cluster.state != State::Running || plan.doing >= Doing::Starting {
+        return;
+    }
+    let due: Vec<(u8, String)> = plan
+        .members
+        .wanted
+        .iter()
+        .filter_map(|ordinal| {
+            let report = world.reports.get(ordinal).and_then(Known::present)?;
+            why(world, *ordinal, report, config).map(|why| (*ordinal, why))
+        })
+        .collect();
+    let primary = plan.members.primary;
+    let Some((ordinal, why)) = due.iter().rev().find(|(o, _)| Some(*o) != primary).or_else(|| due.last()) else { return };
+    let name = scope.cluster.names.instance(*ordinal);
+    plan.does(Doing::Rolling, format!("PostgreSQL of {name} restarts: {why} ({} left)", due.len()));
+    if !plan.members.wanted.iter().all(|ordinal| serves(world, *ordinal)) {
+        return;
+    }
+    let annotation = world.object.restart.as_deref().unwrap_or_default();
+    let command = RestartCommand {
+        term: plan.members.term,
+        id: format!("{annotation}{SEPARATOR}{}", config.generation),
+        reason: why.clone(),
+    };
+    plan.push(format!("restart of {name}"), Action::Restart { ordinal: *ordinal, command }, why).event =
+        Some("Restarting");
+}
+
+/// Why an instance has to restart.
+fn why(world: &World, ordinal: u8, report: &Report, config: &ClusterConfig) -> Option<String> {
+    let done = report.restarted_for.as_deref().and_then(|id| id.rsplit_once(SEPARATOR));
+    if let Some(wish) = &world.object.restart {
+        let fresh = world
+            .pods
+            .present()
+            .and_then(|pods| pods.get(&ordinal))
+            .is_some_and(|pod| pod.restart.as_deref() == Some(wish.as_str()));
+        let obeyed = done.is_some_and(|(annotation, _)| annotation == wish);
+        if !fresh && !obeyed {
+            return Some("the annotation terry.com/restart asks for it".into());
+        }
+    }
+    let current = report.config_generation == config.generation;
+    (current && !report.pending_restart.is_empty())
+        .then(|| format!("{} can only change with a restart", report.pending_restart.join(", ")))
+}

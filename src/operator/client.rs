@@ -1,0 +1,115 @@
+//! The clients: one for reading, whose watches are seen to make progress, and one for writing, whose writes pass the gate
+//! of leadership.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use kube::Client;
+use kube::client::{Body, ClientBuilder};
+use tower::Service;
+
+use super::error::Error;
+use crate::core::world::Kind;
+use crate::telemetry::metrics::OperatorMetrics;
+
+/// Longer than a watch, which is silent for as long as nothing happens.
+const READ_TIMEOUT: Duration = Duration::from_secs(240);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longer than any single call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the cluster is, and whether this process runs in it.
+pub async fn configuration() -> Result<(kube::Config, bool), Error> {
+    match kube::Config::incluster() {
+        Ok(config) => Ok((config, true)),
+        Err(_) => kube::Config::from_kubeconfig(&kube::config::KubeConfigOptions::default())
+            .await
+            .map(|config| (config, false))
+            .map_err(|error| Error::Config(error.to_string())),
+    }
+}
+
+/// The configuration for single calls.
+pub fn bounded(config: &kube::Config) -> kube::Config {
+    let mut config = config.clone();
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(CALL_TIMEOUT);
+    config.write_timeout = Some(CALL_TIMEOUT);
+    config
+}
+
+/// The client for watches.
+pub fn reader(config: &kube::Config, metrics: Arc<OperatorMetrics>) -> Result<Client, Error> {
+    let mut config = config.clone();
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(READ_TIMEOUT);
+    let builder = ClientBuilder::try_from(config).map_err(|error| Error::Config(error.to_string()))?;
+    let spy = tower::layer::layer_fn(move |inner| Spy { inner, metrics: Arc::clone(&metrics) });
+    Ok(builder.with_layer(&spy).build())
+}
+
+/// Counts each watch that the API server began as progress: bookmarks and renewals are not seen from outside a watcher.
+#[derive(Clone)]
+struct Spy<S> {
+    inner: S,
+    metrics: Arc<OperatorMetrics>,
+}
+
+impl<S, B> Service<Request<Body>> for Spy<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let watched = watched(request.uri());
+        let metrics = Arc::clone(&self.metrics);
+        self.inner
+            .call(request)
+            .map(move |answer| {
+                if let (Some(resource), Ok(response)) = (watched, &answer)
+                    && response.status().is_success()
+                {
+                    metrics.watch_progressed(resource);
+                }
+                answer
+            })
+            .boxed()
+    }
+}
+
+/// Name of the resource that a request watches.
+fn watched(uri: &http::Uri) -> Option<&'static str> {
+    if !uri.query()?.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1")) {
+        return None;
+    }
+    let plural = uri.path().rsplit('/').next()?;
+    ["helloopperators", "customresourcedefinitions", "pods", "persistentvolumeclaims", "leases"]
+        .into_iter()
+        .chain(Kind::PLAIN.iter().map(|kind| kind.resource().3))
+        .find(|resource| *resource == plural)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_is_known_by_its_address() {
+        let watched = |uri: &str| watched(&uri.parse().unwrap());
+        assert_eq!(watched("/api/v1/pods?labelSelector=a&watch=true&timeoutSeconds=9"), Some("pods"));
+        assert_eq!(watched("/apis/terry.com/v1/helloopperators?&watch=true"), Some("helloopperators"));
+        assert_eq!(watched("/api/v1/pods?limit=5"), None);
+    }
+}

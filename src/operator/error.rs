@@ -1,0 +1,143 @@
+//! What can go wrong in the shell, and its category.
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::api::Category;
+use crate::leader::NotLeader;
+
+/// Every call to the API server ends by then.
+pub const CALL: Duration = Duration::from_secs(10);
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused, or could not be reached.
+    #[error("{what}: {}", sentence(.source))]
+    Kube {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: kube::Error,
+    },
+    /// No answer in time.
+    #[error("{what}: no answer within {} s", CALL.as_secs())]
+    Timeout {
+        /// What was tried.
+        what: String,
+    },
+    /// Somebody else's object has the name.
+    #[error("{0} exists and is not ours: delete or rename it, and this cluster takes the name")]
+    NameTaken(String),
+    /// An object of an earlier cluster of this name is not gone yet.
+    #[error("{0} of an earlier object of this name is not gone yet")]
+    Leftover(String),
+    /// An agent could not be reached, or refused.
+    #[error("the agent of {instance}: {why}")]
+    Agent {
+        /// Its instance.
+        instance: String,
+        /// What it said, or what went wrong on the way.
+        why: String,
+    },
+    /// An agent is at it.
+    #[error("{0}")]
+    Pending(String),
+    /// A key or certificate cannot be used.
+    #[error("{what}: {why}")]
+    Tls {
+        /// Which one.
+        what: String,
+        /// Why not.
+        why: String,
+    },
+    /// Telemetry could not begin.
+    #[error(transparent)]
+    Telemetry(#[from] crate::telemetry::Error),
+    /// The cluster cannot be found.
+    #[error("no Kubernetes cluster: {0}")]
+    Config(String),
+    /// Our own fault.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// What kind of trouble it is.
+    pub fn category(&self) -> Category {
+        match self {
+            Self::Kube { source, .. } if NotLeader::find(source).is_some() => Category::NotLeader,
+            Self::Kube { source: kube::Error::Api(status), .. } => match status.code {
+                409 => Category::Conflict,
+                401 | 403 => Category::Forbidden,
+                422 => Category::Invalid,
+                _ => Category::Api,
+            },
+            Self::Kube { .. } | Self::Config(_) => Category::Api,
+            Self::Timeout { .. } => Category::Timeout,
+            Self::NameTaken(_) | Self::Leftover(_) => Category::Conflict,
+            Self::Agent { .. } | Self::Pending(_) => Category::Agent,
+            Self::Tls { .. } => Category::Tls,
+            Self::Telemetry(error) => error.category(),
+            Self::Internal(_) => Category::Internal,
+        }
+    }
+
+    /// The API server's status code, when it answered.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Kube { source: kube::Error::Api(status), .. } => Some(status.code),
+            _ => None,
+        }
+    }
+
+    /// A reason for conditions and events.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Kube { source: kube::Error::Api(status), .. } if status.message.contains("exceeded quota") => "QuotaExceeded",
+            Self::NameTaken(_) => "NameTaken",
+            _ => match self.category() {
+                Category::Forbidden => "Forbidden",
+                Category::Invalid => "Refused",
+                Category::Conflict => "Conflict",
+                Category::Agent => "AgentUnreachable",
+                Category::Timeout => "Timeout",
+                _ => "Failed",
+            },
+        }
+    }
+
+    /// Whether it passes without anybody's doing and is not worth a condition.
+    pub fn passing(&self) -> bool {
+        matches!(self, Self::Leftover(_) | Self::Pending(_))
+            || matches!(self.category(), Category::Conflict | Category::NotLeader) && !matches!(self, Self::NameTaken(_))
+    }
+}
+
+/// The API server's own words, without the debug form of its answer.
+fn sentence(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => {
+            let mut text = other.to_string();
+            let mut next = std::error::Error::source(other);
+            while let Some(source) = next {
+                let more = source.to_string();
+                if !text.contains(&more) {
+                    text = format!("{text}: {more}");
+                }
+                next = source.source();
+            }
+            text
+        }
+    }
+}
+
+/// Bounds a call to the API server, and says what it was for.
+pub async fn call<T>(what: impl Into<String>, future: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+    match tokio::time::timeout(CALL, future).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(source)) => Err(Error::Kube { what: what.into(), source }),
+        Err(_) => Err(Error::Timeout { what: what.into() }),
+    }
+}

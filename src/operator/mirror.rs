@@ -1,0 +1,177 @@
+//! What a watch said, kept small: only the facts that decisions need, by cluster. Unlike a reflector it tells of what
+//! vanished during a gap, and of changes only where they matter.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// A HelloOperator object: namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClusterKey {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl ClusterKey {
+    /// The object `namespace`/`name`.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl std::fmt::Display for ClusterKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Facts of one watched object.
+pub trait Facts: Clone + Send + Sync + 'static {
+    /// Whether going from these facts to `next` is worth a reconcile.
+    fn differs(&self, next: &Self) -> bool;
+}
+
+struct Slot<T> {
+    facts: T,
+    /// Number of the listing in which it was last seen.
+    round: u64,
+}
+
+/// The facts of one watch.
+pub struct Mirror<T> {
+    slots: RwLock<Slots<T>>,
+    synced: AtomicBool,
+}
+
+struct Slots<T> {
+    by_cluster: HashMap<ClusterKey, BTreeMap<Box<str>, Slot<T>>>,
+    round: u64,
+}
+
+impl<T> Default for Mirror<T> {
+    fn default() -> Self {
+        Self {
+            slots: RwLock::new(Slots { by_cluster: HashMap::new(), round: 0 }),
+            synced: AtomicBool::new(false),
+        }
+    }
+}
+
+impl<T: Facts> Mirror<T> {
+    /// Whether a first listing is complete. Before that, nothing is known to be absent.
+    pub fn synced(&self) -> bool {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    /// Everything of one cluster.
+    pub fn of(&self, cluster: &ClusterKey) -> BTreeMap<Box<str>, T> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots
+            .by_cluster
+            .get(cluster)
+            .map(|of| of.iter().map(|(name, slot)| (name.clone(), slot.facts.clone())).collect())
+            .unwrap_or_default()
+    }
+
+    /// One of one cluster.
+    pub fn get(&self, cluster: &ClusterKey, name: &str) -> Option<T> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.by_cluster.get(cluster)?.get(name).map(|slot| slot.facts.clone())
+    }
+
+    /// All clusters.
+    pub fn clusters(&self) -> Vec<ClusterKey> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).by_cluster.keys().cloned().collect()
+    }
+
+    /// Changes facts in place, when they are there.
+    pub fn update(&self, cluster: &ClusterKey, name: &str, change: impl FnOnce(&mut T)) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = slots.by_cluster.get_mut(cluster).and_then(|of| of.get_mut(name)) {
+            change(&mut slot.facts);
+        }
+    }
+
+    /// It is there, with these facts. Returns the ones before, and whether the difference matters.
+    pub fn put(&self, cluster: &ClusterKey, name: &str, facts: T) -> (Option<T>, bool) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let round = slots.round;
+        let of = slots.by_cluster.entry(cluster.clone()).or_default();
+        match of.get_mut(name) {
+            Some(slot) => {
+                let matters = slot.facts.differs(&facts);
+                slot.round = round;
+                (Some(std::mem::replace(&mut slot.facts, facts)), matters)
+            }
+            None => {
+                of.insert(name.into(), Slot { facts, round });
+                (None, true)
+            }
+        }
+    }
+
+    /// It is gone.
+    pub fn remove(&self, cluster: &ClusterKey, name: &str) -> Option<T> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let of = slots.by_cluster.get_mut(cluster)?;
+        let facts = of.remove(name).map(|slot| slot.facts);
+        if of.is_empty() {
+            slots.by_cluster.remove(cluster);
+        }
+        facts
+    }
+
+    /// A listing begins.
+    pub fn begin(&self) {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner).round += 1;
+    }
+
+    /// A listing is complete: what was not in it is gone.
+    pub fn complete(&self) -> Vec<(ClusterKey, T)> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let round = slots.round;
+        let mut gone = Vec::new();
+        slots.by_cluster.retain(|cluster, of| {
+            of.retain(|_, slot| {
+                let stays = slot.round == round;
+                if !stays {
+                    gone.push((cluster.clone(), slot.facts.clone()));
+                }
+                stays
+            });
+            !of.is_empty()
+        });
+        self.synced.store(true, Ordering::Release);
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Facts for u8 {
+        fn differs(&self, next: &Self) -> bool {
+            self != next
+        }
+    }
+
+    #[test]
+    fn what_vanished_in_a_gap_is_told_after_the_next_listing() {
+        let mirror = Mirror::default();
+        let cluster = ClusterKey::new("shop", "db");
+        mirror.begin();
+        assert_eq!(mirror.put(&cluster, "a", 1_u8), (None, true));
+        mirror.put(&cluster, "b", 1);
+        assert!(!mirror.synced());
+        assert!(mirror.complete().is_empty() && mirror.synced());
+        mirror.begin();
+        assert_eq!(mirror.put(&cluster, "a", 1), (Some(1), false), "the same again is no news");
+        assert_eq!(mirror.complete(), [(cluster.clone(), 1)]);
+        assert_eq!(mirror.of(&cluster).len(), 1);
+        assert_eq!(mirror.remove(&cluster, "a"), Some(1));
+        assert!(mirror.clusters().is_empty());
+    }
+}

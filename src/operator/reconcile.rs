@@ -1,0 +1,316 @@
+//! One reconcile: observe, plan, apply, and the status last.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use super::apply::{Applied, Applier};
+use super::crd::Degraded;
+use super::error::{Error, call};
+use super::events::{self, Events};
+use super::mirror::ClusterKey;
+use super::object::Entry;
+use super::observe::{Observer, blank};
+use super::patch::merge_patch;
+use super::queue::Queue;
+use super::random::jitter;
+use super::streams::{Mirrors, hello_operators};
+use crate::api::Category;
+use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
+use crate::api::status::HelloOperatorStatus;
+use crate::core::plan::{Plan, plan};
+use crate::core::status::status;
+use crate::core::world::{Failure, World};
+use crate::leader::Gate;
+use crate::telemetry::metrics::{ClusterState, OperatorMetrics, Outcome};
+
+/// Pace of looks at a settled cluster: what no watch tells (agents' reports, the user's own Secrets) is seen by then.
+const SETTLED: Duration = Duration::from_secs(45);
+/// Pace while something is under way.
+const UNDER_WAY: Duration = Duration::from_secs(1);
+/// Right after something was written.
+const WROTE: Duration = Duration::from_millis(200);
+/// Longest pause between tries of what fails.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+/// When the looks at a cluster that does not get ready become rarer.
+const PATIENCE: Duration = Duration::from_mins(2);
+/// A reconcile that takes longer is given up.
+const WHOLE: Duration = Duration::from_secs(60);
+
+/// What is remembered of a cluster between two looks.
+#[derive(Default)]
+struct Memory {
+    uid: String,
+    attempts: u32,
+    failures: Vec<Failure>,
+    unsettled_since: Option<Instant>,
+    /// What was told by an event, where no status can hold it.
+    told: Option<HelloOperatorStatus>,
+}
+
+/// Everything that reconciles share.
+pub struct Reconciler {
+    /// Its writes pass the gate.
+    pub client: Client,
+    /// Who acts.
+    pub gate: Gate,
+    /// What the watches said.
+    pub mirrors: Arc<Mirrors>,
+    /// What waits.
+    pub queue: Arc<Queue>,
+    /// Collects the world.
+    pub observer: Observer,
+    /// Carries plans out.
+    pub applier: Applier,
+    /// Tells.
+    pub events: Arc<Events>,
+    /// Counts.
+    pub metrics: Arc<OperatorMetrics>,
+    /// Whether a bare CRD stands over ours.
+    pub degraded: Degraded,
+    memories: Mutex<HashMap<ClusterKey, Memory>>,
+}
+
+impl Reconciler {
+    /// A reconciler.
+    #[expect(clippy::too_many_arguments, reason = "a constructor that names its parts")]
+    pub fn new(
+        client: Client,
+        gate: Gate,
+        mirrors: Arc<Mirrors>,
+        queue: Arc<Queue>,
+        observer: Observer,
+        applier: Applier,
+        events: Arc<Events>,
+        metrics: Arc<OperatorMetrics>,
+        degraded: Degraded,
+    ) -> Self {
+        Self { client, gate, mirrors, queue, observer, applier, events, metrics, degraded, memories: Mutex::default() }
+    }
+
+    fn memories(&self) -> MutexGuard<'_, HashMap<ClusterKey, Memory>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at a cluster, and says when to look again.
+    pub async fn run(&self, key: &ClusterKey) {
+        let began = Instant::now();
+        let outcome = match tokio::time::timeout(WHOLE, self.look(key)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Error::Timeout { what: format!("the look at {key}") }),
+        };
+        let (kind, again) = match outcome {
+            Ok((outcome, again)) => (outcome, again),
+            Err(error) => {
+                self.metrics.failed(error.category());
+                if error.category() == Category::Conflict {
+                    tracing::debug!(cluster = %key, %error, "somebody else wrote first");
+                } else {
+                    tracing::warn!(cluster = %key, %error, "reconcile failed");
+                }
+                let again = if error.category() == Category::Conflict { WROTE } else { self.backoff(key) };
+                (Outcome::Failed, Some(again))
+            }
+        };
+        self.metrics.reconciled(kind, began.elapsed());
+        if let Some(again) = again {
+            self.queue.add(key.clone(), jitter(again));
+        }
+    }
+
+    fn backoff(&self, key: &ClusterKey) -> Duration {
+        let mut memories = self.memories();
+        let memory = memories.entry(key.clone()).or_default();
+        memory.attempts = memory.attempts.saturating_add(1);
+        let factor = 2_u32.saturating_pow(memory.attempts.saturating_sub(1).min(8));
+        UNDER_WAY.saturating_mul(factor).min(LONGEST_BACKOFF)
+    }
+
+    fn forget(&self, key: &ClusterKey) {
+        self.memories().remove(key);
+        self.observer.forget(key);
+        self.metrics.forget_cluster(&key.namespace, &key.name);
+    }
+
+    async fn look(&self, key: &ClusterKey) -> Result<(Outcome, Option<Duration>), Error> {
+        let Some(entry) = self.mirrors.objects.get(key, &key.name) else {
+            self.forget(key);
+            return Ok((Outcome::Settled, None));
+        };
+        let degraded = self.degraded.get();
+        if entry.paused && !degraded {
+            self.greet(key, &entry);
+            return self.paused(key, &entry).await;
+        }
+        let failures = {
+            let mut memories = self.memories();
+            let memory = memories.entry(key.clone()).or_default();
+            if *memory.uid != *entry.uid {
+                *memory = Memory { uid: entry.uid.to_string(), ..Memory::default() };
+            }
+            memory.failures.clone()
+        };
+        let world = self.observer.observe(key, entry.facts(key), degraded, failures).await;
+        if world.greeted.as_deref() != Some(&*entry.uid) {
+            self.greet(key, &entry);
+        }
+        let plan = plan(&world);
+        let applied = self.applier.apply(key, &world, &plan).await;
+        for (_, error) in &applied.failed {
+            self.metrics.failed(error.category());
+        }
+        let failures = applied.failures(&world);
+        self.memories().entry(key.clone()).or_default().failures.clone_from(&failures);
+        for step in &applied.done {
+            if let Some(reason) = step.event {
+                self.events.tell(key, &entry.uid, false, reason, &format!("{}: {}", step.id, step.reason)).await;
+            }
+        }
+        let status = status(&world, &plan, &failures);
+        self.gauges(key, &status, plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)));
+        let wrote = self.report(key, &entry, &world, &status).await?;
+        Ok(self.verdict(key, &plan, &applied, !failures.is_empty(), wrote))
+    }
+
+    /// When to look again.
+    fn verdict(
+        &self,
+        key: &ClusterKey,
+        plan: &Plan,
+        applied: &Applied,
+        failed: bool,
+        wrote: bool,
+    ) -> (Outcome, Option<Duration>) {
+        if failed {
+            return (Outcome::Failed, Some(self.backoff(key)));
+        }
+        let mut memories = self.memories();
+        let memory = memories.entry(key.clone()).or_default();
+        memory.attempts = 0;
+        let outcome = if wrote || !applied.done.is_empty() { Outcome::Changed } else { Outcome::Settled };
+        if plan.settled() {
+            memory.unsettled_since = None;
+            return (outcome, Some(SETTLED));
+        }
+        let since = *memory.unsettled_since.get_or_insert_with(Instant::now);
+        let again = if !applied.done.is_empty() {
+            WROTE
+        } else if since.elapsed() < PATIENCE {
+            UNDER_WAY
+        } else {
+            // Watches tell of what changes; only agents have to be asked.
+            UNDER_WAY * 10
+        };
+        (outcome, Some(again))
+    }
+
+    /// The line that is part of the contract: once per uid. Its marker is the status, or the ConfigMap where there is none.
+    fn greet(&self, key: &ClusterKey, entry: &Entry) {
+        if entry.greeted || !self.gate.leading() {
+            return;
+        }
+        let Some(body) = &entry.body else { return };
+        tracing::info!("### A handler is called with body: {body}");
+        self.mirrors.objects.update(key, &key.name, |kept| {
+            if kept.uid == entry.uid {
+                kept.greeted = true;
+                kept.body = None;
+            }
+        });
+    }
+
+    /// Nothing is looked at; thousands of these must be cheap.
+    async fn paused(&self, key: &ClusterKey, entry: &Entry) -> Result<(Outcome, Option<Duration>), Error> {
+        let world = blank(entry.facts(key), &self.observer.agent_image);
+        let plan = plan(&world);
+        let status = status(&world, &plan, &[]);
+        let wrote = self.report(key, entry, &world, &status).await?;
+        self.memories().remove(key);
+        Ok((if wrote { Outcome::Changed } else { Outcome::Settled }, None))
+    }
+
+    /// Writes the status, when it differs, and tells of what is new in it. True when something was written.
+    async fn report(
+        &self,
+        key: &ClusterKey,
+        entry: &Entry,
+        world: &World,
+        status: &HelloOperatorStatus,
+    ) -> Result<bool, Error> {
+        let before = world.object.status.as_ref();
+        if world.crd_degraded {
+            // There is no status to write: what was told is remembered here.
+            let told = self.memories().entry(key.clone()).or_default().told.replace(status.clone());
+            self.tell(key, entry, told.as_ref().or(before), status).await;
+            return Ok(false);
+        }
+        let value = |status: &HelloOperatorStatus| serde_json::to_value(status).unwrap_or(Value::Null);
+        let old = before.map_or_else(|| json!({}), value);
+        let Some(patch) = merge_patch(&old, &value(status)) else { return Ok(false) };
+        let body = json!({
+            "apiVersion": format!("{GROUP}/{VERSION}"),
+            "kind": KIND,
+            // An object of the same name that came later is not meant, nor one whose status was written since.
+            "metadata": {"uid": &*entry.uid, "resourceVersion": &*entry.version},
+            "status": patch,
+        });
+        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), &key.namespace, &hello_operators());
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let patch = Patch::Merge(&body);
+        let written = match call("status cannot be written", api.patch_status(&key.name, &params, &patch)).await {
+            Ok(written) => written,
+            // Deleted meanwhile, or a bare CRD came and took the status away: the watches tell.
+            Err(error) if error.code() == Some(404) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let version = written.metadata.resource_version;
+        self.mirrors.objects.update(key, &key.name, |kept| {
+            if kept.uid == entry.uid && kept.version == entry.version {
+                kept.wrote(status, version.as_deref());
+                kept.greeted = true;
+                kept.body = None;
+            }
+        });
+        self.tell(key, entry, before, status).await;
+        Ok(true)
+    }
+
+    async fn tell(
+        &self,
+        key: &ClusterKey,
+        entry: &Entry,
+        before: Option<&HelloOperatorStatus>,
+        after: &HelloOperatorStatus,
+    ) {
+        for (warning, reason, note) in events::of_status(before, after) {
+            if warning {
+                tracing::warn!(cluster = %key, reason, "{note}");
+            } else {
+                tracing::info!(cluster = %key, reason, "{note}");
+            }
+            self.events.tell(key, &entry.uid, warning, &reason, &note).await;
+        }
+    }
+
+    fn gauges(&self, key: &ClusterKey, status: &HelloOperatorStatus, instances: i32) {
+        let condition = |kind: &str| {
+            let found = status.conditions.iter().find(|condition| condition.type_ == kind)?;
+            match found.status.as_str() {
+                "True" => Some(true),
+                "False" => Some(false),
+                _ => None,
+            }
+        };
+        let state = ClusterState {
+            instances,
+            ready_instances: status.ready_instances,
+            write_available: condition("WriteAvailable"),
+            conditions: ["Ready", "Progressing", "Degraded"].into_iter().map(|kind| (kind, condition(kind))).collect(),
+        };
+        self.metrics.set_cluster(&key.namespace, &key.name, state);
+    }
+}

@@ -1,0 +1,213 @@
+//! The watches: each with a backoff of its own, so that one that fails delays no other. They fill the mirrors and wake the
+//! queue.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount,
+};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
+use kube::{Api, Client, Resource};
+use kube_runtime::watcher;
+use serde::de::DeserializeOwned;
+
+use super::facts::{self, Plain};
+use super::mirror::{ClusterKey, Facts, Mirror};
+use super::object::Entry;
+use super::queue::Queue;
+use super::random::jitter;
+use crate::api::Category;
+use crate::api::names::{GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY, VERSION};
+use crate::core::world::{Kind, LeaseFacts, PodFacts, VolumeFacts};
+use crate::telemetry::metrics::OperatorMetrics;
+
+/// Some load balancers cut idle connections at 240 s.
+const WATCH_SECONDS: u32 = 195;
+/// Small pages: what a listing holds at a time is memory.
+const PAGE: u32 = 200;
+/// Longest pause after errors of a watch.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Everything that is watched.
+#[derive(Default)]
+pub struct Mirrors {
+    /// The objects. The name in the mirror is the object's own.
+    pub objects: Mirror<Entry>,
+    /// Pods of instances.
+    pub pods: Mirror<PodFacts>,
+    /// Their volumes.
+    pub volumes: Mirror<VolumeFacts>,
+    /// Leases of primaries.
+    pub leases: Mirror<LeaseFacts>,
+    /// Children of which only the metadata is watched, by kind (in the order of [`Kind::PLAIN`]).
+    pub plain: [Mirror<Plain>; Kind::PLAIN.len()],
+}
+
+impl Mirrors {
+    /// The mirror of a plain kind.
+    pub fn plain(&self, kind: Kind) -> Option<&Mirror<Plain>> {
+        Kind::PLAIN.iter().position(|plain| *plain == kind).and_then(|at| self.plain.get(at))
+    }
+
+    /// The first watch whose listing is not complete.
+    pub fn unsynced(&self) -> Option<&'static str> {
+        let own = [
+            ("helloopperators", self.objects.synced()),
+            ("pods", self.pods.synced()),
+            ("persistentvolumeclaims", self.volumes.synced()),
+            ("leases", self.leases.synced()),
+        ];
+        let plain = Kind::PLAIN.iter().zip(&self.plain).map(|(kind, mirror)| (kind.resource().3, mirror.synced()));
+        own.into_iter().chain(plain).find(|(_, synced)| !synced).map(|(name, _)| name)
+    }
+}
+
+/// What watches need.
+#[derive(Clone)]
+pub struct Watching {
+    /// For reading only.
+    pub client: Client,
+    /// What they fill.
+    pub mirrors: Arc<Mirrors>,
+    /// What they wake.
+    pub queue: Arc<Queue>,
+    /// Where they count.
+    pub metrics: Arc<OperatorMetrics>,
+}
+
+/// The resource of HelloOperator.
+pub fn hello_operators() -> ApiResource {
+    ApiResource {
+        group: GROUP.into(),
+        version: VERSION.into(),
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: KIND.into(),
+        plural: "helloopperators".into(),
+    }
+}
+
+fn config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE)
+}
+
+fn ours() -> watcher::Config {
+    config().labels(&format!("{LABEL_CLUSTER},{LABEL_MANAGED_BY}={MANAGED_BY}"))
+}
+
+/// What became of a watched thing.
+pub enum News<'a, T> {
+    /// It is new, or differs from what it was.
+    Changed(Option<&'a T>, &'a T),
+    /// It is gone.
+    Gone(&'a T),
+}
+
+/// Begins all watches. `tell` hears of every change of an object.
+pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + Send + Sync + 'static) {
+    let Watching { client, .. } = watching;
+    let objects = Api::<DynamicObject>::all_with(client.clone(), &hello_operators());
+    let read = |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
+    follow(watching, objects, config(), "helloopperators", |mirrors| Some(&mirrors.objects), read, tell);
+
+    let quiet = |_: &ClusterKey, _: News<'_, _>| {};
+    let pods = Api::<Pod>::all(client.clone());
+    follow(watching, pods, ours(), "pods", |m| Some(&m.pods), |pod| facts::pod(&pod), quiet);
+    let quiet = |_: &ClusterKey, _: News<'_, _>| {};
+    let claims = Api::<PersistentVolumeClaim>::all(client.clone());
+    let read = |claim| facts::volume(&claim);
+    follow(watching, claims, ours(), "persistentvolumeclaims", |m| Some(&m.volumes), read, quiet);
+    let quiet = |_: &ClusterKey, _: News<'_, _>| {};
+    let leases = Api::<Lease>::all(client.clone());
+    follow(watching, leases, ours(), "leases", |m| Some(&m.leases), |lease| facts::lease(&lease), quiet);
+
+    metadata::<ConfigMap>(watching, Kind::ConfigMap);
+    metadata::<Secret>(watching, Kind::Secret);
+    metadata::<ServiceAccount>(watching, Kind::ServiceAccount);
+    metadata::<Role>(watching, Kind::Role);
+    metadata::<RoleBinding>(watching, Kind::RoleBinding);
+    metadata::<Service>(watching, Kind::Service);
+    metadata::<EndpointSlice>(watching, Kind::EndpointSlice);
+    metadata::<PodDisruptionBudget>(watching, Kind::PodDisruptionBudget);
+}
+
+fn metadata<K>(watching: &Watching, kind: Kind)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let api = Api::<PartialObjectMeta<K>>::all(watching.client.clone());
+    let read = move |object: PartialObjectMeta<K>| {
+        let (cluster, name) = facts::place(&object.metadata)?;
+        let versioned = kind == Kind::Secret;
+        Some((cluster, name, Plain { meta: facts::child(&object.metadata), versioned }))
+    };
+    follow(watching, api, ours(), kind.resource().3, move |m| m.plain(kind), read, |_, _| {});
+}
+
+/// Runs one watch for as long as the process lives.
+fn follow<K, T>(
+    watching: &Watching,
+    api: Api<K>,
+    config: watcher::Config,
+    name: &'static str,
+    mirror: impl Fn(&Mirrors) -> Option<&Mirror<T>> + Send + Sync + 'static,
+    read: impl Fn(K) -> Option<(ClusterKey, String, T)> + Send + Sync + 'static,
+    tell: impl Fn(&ClusterKey, News<'_, T>) + Send + Sync + 'static,
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Clone,
+    T: Facts,
+{
+    let Watching { mirrors, queue, metrics, .. } = watching.clone();
+    metrics.watch_progressed(name);
+    tokio::spawn(async move {
+        let Some(mirror) = mirror(&mirrors) else { return };
+        let mut stream = std::pin::pin!(watcher(api, config));
+        let mut pause = Duration::from_millis(500);
+        let put = |object: K| {
+            let Some((cluster, name, facts)) = read(object) else { return };
+            let (before, matters) = mirror.put(&cluster, &name, facts.clone());
+            if matters {
+                tell(&cluster, News::Changed(before.as_ref(), &facts));
+                queue.add(cluster, Duration::ZERO);
+            }
+        };
+        while let Some(event) = stream.next().await {
+            match event {
+                Ok(event) => {
+                    metrics.watch_progressed(name);
+                    pause = Duration::from_millis(500);
+                    match event {
+                        watcher::Event::Init => mirror.begin(),
+                        watcher::Event::InitApply(object) | watcher::Event::Apply(object) => put(object),
+                        watcher::Event::InitDone => {
+                            for (cluster, facts) in mirror.complete() {
+                                tell(&cluster, News::Gone(&facts));
+                                queue.add(cluster, Duration::ZERO);
+                            }
+                        }
+                        watcher::Event::Delete(object) => {
+                            if let Some((cluster, name, facts)) = read(object) {
+                                mirror.remove(&cluster, &name);
+                                tell(&cluster, News::Gone(&facts));
+                                queue.add(cluster, Duration::ZERO);
+                            }
+                        }
+                    }
+                }
+                Err(error) => {
+                    metrics.failed(Category::Api);
+                    tracing::warn!(resource = name, %error, "watch failed; it is begun again in {} ms", pause.as_millis());
+                    tokio::time::sleep(jitter(pause)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    });
+}
