@@ -1,1 +1,30 @@
 //! The shell around [`crate::core`] in a database Pod: PID 1 of the database container.
+
+pub mod bootstrap;
+pub mod clone;
+pub mod conf;
+mod duties;
+pub mod endpoints;
+pub mod error;
+pub mod fence;
+pub mod files;
+pub mod inject;
+pub mod lease;
+pub mod members;
+pub mod observe;
+pub mod peers;
+pub mod postmaster;
+pub mod process;
+pub mod report;
+pub mod rules;
+pub mod run;
+mod server;
+pub mod sql;
+mod steps;
+pub mod tls;
+pub mod tool;
+pub mod volume;
+
+pub use error::Error;
+pub use inject::inject;
+pub use run::run;

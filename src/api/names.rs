@@ -48,6 +48,8 @@ pub const ANNOTATION_ROTATE_PASSWORDS: &str = "terry.com/rotate-passwords";
 pub const ANNOTATION_RESTART: &str = "terry.com/restart";
 /// Annotation of the Lease: the register of the election, as JSON ([`crate::core::election::Register`]).
 pub const ANNOTATION_REGISTER: &str = "terry.com/register";
+/// Annotation of an EndpointSlice: the term of the holder who wrote it.
+pub const ANNOTATION_TERM: &str = "terry.com/term";
 /// Annotation of a child ConfigMap: the uid of the object whose "A handler is called" line was logged.
 pub const ANNOTATION_GREETED: &str = "terry.com/greeted";
 

@@ -30,6 +30,9 @@ pub enum EngineStep {
     AdoptStaged(String),
     /// Remove a staged bootstrap that was never published.
     DiscardStaged,
+    /// This replica can never catch up with a holder that writes: remove its data, so that it is cloned anew. Its marker
+    /// goes first.
+    DiscardReplica,
     /// Write the holder proof beside the data. Only after the take succeeded.
     WriteProof(String),
     /// Copy the holder's data directory. `member` is the planned id of a first clone.
@@ -120,6 +123,17 @@ fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {
             _ => EngineStep::DiscardStaged,
         },
         (Data::Present(member), _) if foreign(member, seen) => EngineStep::Refuse(foreign_data()),
+        // Only data that no proof calls the last holder's, and only while somebody holds the newer one.
+        (Data::Present(member), EngineState::Standby { .. })
+            if view.cannot_follow && member.proof.is_none() && source.is_some() =>
+        {
+            EngineStep::Stop("the WAL that this replica needs is gone: it is cloned anew")
+        }
+        (Data::Present(member), EngineState::Stopped)
+            if view.cannot_follow && member.proof.is_none() && source.is_some() =>
+        {
+            EngineStep::DiscardReplica
+        }
         (Data::Present(member), EngineState::Stopped) => match (&member.proof, source) {
             // It wrote as the last holder and may continue when the Lease is free.
             (Some(proof), _) if seen.register.proven_by(proof) => EngineStep::Keep,

@@ -21,6 +21,7 @@ struct World {
     engine: EngineState,
     joined: Vec<Joined>,
     confirmed: Option<Rule>,
+    cannot_follow: bool,
     stopping: bool,
 }
 
@@ -42,6 +43,7 @@ impl World {
             engine: EngineState::Stopped,
             joined: Vec::new(),
             confirmed: None,
+            cannot_follow: false,
             stopping: false,
         }
     }
@@ -57,6 +59,7 @@ impl World {
             engine: &self.engine,
             joined: &self.joined,
             confirmed: self.confirmed.as_ref(),
+            cannot_follow: self.cannot_follow,
             stopping: self.stopping,
         }
     }
@@ -309,6 +312,7 @@ prop_compose! {
         known: bool,
         data in any_data(),
         engine in any_engine(),
+        cannot_follow: bool,
         stopping: bool,
     ) -> World {
         let mut world = World::new("db-1");
@@ -318,6 +322,7 @@ prop_compose! {
         world.terms = world.terms.filter(|_| known);
         world.data = data;
         world.engine = engine;
+        world.cannot_follow = cannot_follow;
         world.stopping = stopping;
         world
     }
@@ -376,4 +381,31 @@ proptest! {
             prop_assert_ne!(published, world.data.system_id());
         }
     }
+
+    #[test]
+    fn only_a_replica_without_a_proof_is_discarded_and_only_while_another_holds_the_lease(world in any_world()) {
+        if engine_step(&world.view()) == EngineStep::DiscardReplica {
+            let Data::Present(member) = &world.data else { panic!("no data") };
+            let register = &world.lease.as_ref().unwrap().register;
+            prop_assert!(world.cannot_follow && member.proof.is_none() && world.engine == EngineState::Stopped);
+            prop_assert!(!register.released() && register.holder_instance() != Some("db-1"));
+            prop_assert_eq!(register.system_id.as_ref(), Some(&member.system_id));
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_can_never_catch_up_is_stopped_discarded_and_cloned_anew() {
+    let mut world = World::new("db-2");
+    let mut register = running().lease.unwrap().register;
+    register.planned.clear();
+    world.lease = Some(seen(register));
+    world.data = member(None);
+    world.engine = EngineState::Standby { source: None };
+    world.cannot_follow = true;
+    assert!(matches!(engine_step(&world.view()), EngineStep::Stop(_)));
+    world.engine = EngineState::Stopped;
+    assert_eq!(engine_step(&world.view()), EngineStep::DiscardReplica);
+    (world.data, world.cannot_follow) = (Data::Empty, false);
+    assert!(matches!(engine_step(&world.view()), EngineStep::Clone { member: None, .. }));
 }

@@ -1,0 +1,110 @@
+//! PostgreSQL's configuration, from the operator's, the container's and the role.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Error;
+use super::files::Secrets;
+use super::postmaster::Files;
+use super::sql::Socket;
+use super::volume::{Layout, disk};
+use crate::api::agent::ClusterConfig;
+use crate::api::names::PORT_POSTGRES;
+use crate::core::election::{Source, SyncSetting};
+use crate::core::quantity;
+use crate::engine::postgres::conninfo::Upstream;
+use crate::engine::postgres::control::Critical;
+use crate::engine::postgres::settings::{self, Own, Role};
+use crate::engine::postgres::{Major, hba, slots, sync_names};
+
+/// What the configuration of one instance depends on and that does not change while the agent runs.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Name of the instance.
+    pub instance: String,
+    /// Memory limit of the container in bytes; 0: none.
+    pub memory: u64,
+    /// Its volumes.
+    pub layout: Layout,
+    /// Its socket.
+    pub socket: Socket,
+    /// Its Secrets.
+    pub secrets: Secrets,
+}
+
+/// Whether it shall take writes, or whom it shall follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Aim {
+    /// Takes writes; commits wait for these.
+    Primary(SyncSetting),
+    /// Follows.
+    Standby {
+        /// Own member id.
+        member: String,
+        /// Whom.
+        source: Option<Source>,
+        /// The primary's settings in the control file.
+        critical: Option<Critical>,
+    },
+}
+
+impl Place {
+    /// The files of the data directory.
+    pub fn files(&self, config: &ClusterConfig, aim: &Aim) -> Result<Files, Error> {
+        let version_file = self.layout.pgdata().join("PG_VERSION");
+        let version = std::fs::read_to_string(&version_file).map_err(Error::io("read", version_file))?;
+        let standby = matches!(aim, Aim::Standby { .. });
+        let own = Own {
+            major: Major::parse(&version)?,
+            instance: self.instance.clone(),
+            socket_dir: self.socket.folder.to_string_lossy().into_owned(),
+            port: self.socket.port,
+            tls: self.secrets.tls(),
+            role: self.role(config, aim)?,
+        };
+        let derived = self.derived(config)?;
+        let all = settings::render(&derived, &config.parameters, &own);
+        Ok(Files { conf: settings::text(&all), hba: hba::render(&config.hba), standby })
+    }
+
+    fn role(&self, config: &ClusterConfig, aim: &Aim) -> Result<Role, Error> {
+        Ok(match aim {
+            Aim::Primary(sync) => Role::Primary { sync: sync_names::any(sync.k, &sync.members) },
+            Aim::Standby { member, source, critical } => {
+                let upstream = match source {
+                    Some(source) => Some((self.upstream(config, source)?.conninfo(member), slots::of(member))),
+                    None => None,
+                };
+                Role::Standby { upstream, critical: *critical }
+            }
+        })
+    }
+
+    fn derived(&self, config: &ClusterConfig) -> Result<BTreeMap<String, String>, Error> {
+        let storage = &config.spec.storage;
+        // What was asked for, because a volume may be a folder of a much larger disk that others share.
+        let asked = storage.wal_size.as_ref().unwrap_or(&storage.size);
+        let asked = quantity::parse(&asked.0).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
+        let size = asked.min(disk(self.layout.wal())?.total);
+        let connections = config.parameters.get("max_connections").and_then(|value| value.parse().ok()).unwrap_or(100);
+        Ok(settings::derived(self.memory, size, connections))
+    }
+
+    /// Where a replica of this cluster finds its primary.
+    pub fn upstream(&self, config: &ClusterConfig, source: &Source) -> Result<Upstream, Error> {
+        let address: IpAddr = source.address.parse().map_err(|_| Error::Invalid {
+            what: "the holder's address in the Lease",
+            message: source.address.clone(),
+        })?;
+        let (ca, certificate, key) = self.secrets.client();
+        Ok(Upstream {
+            instance: source.instance.clone(),
+            address,
+            port: PORT_POSTGRES,
+            foreign_certificate: config.spec.certificates.server.is_some(),
+            ca,
+            certificate,
+            key,
+        })
+    }
+}

@@ -1,0 +1,225 @@
+//! What this agent says of its instance: the report, readiness and metrics. All three are one snapshot.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus::{IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+
+use super::process::boottime;
+use crate::api::agent::Report;
+use crate::telemetry;
+use crate::telemetry::health::Health;
+
+/// After this long without a turn of the loop, the agent counts as stuck.
+const STUCK: Duration = Duration::from_secs(15);
+
+/// The latest snapshot, shared with the servers.
+#[derive(Clone)]
+pub struct Shared(Arc<Mutex<Snapshot>>);
+
+/// Everything that is told to others.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// When the loop last turned.
+    pub turned: Duration,
+    /// The report.
+    pub report: Report,
+    /// Numbers for the metrics alone; None while PostgreSQL does not answer.
+    pub numbers: Option<Numbers>,
+}
+
+/// Numbers for the metrics alone.
+#[derive(Debug, Clone, Default)]
+pub struct Numbers {
+    /// Client sessions.
+    pub connections: i64,
+    /// max_connections
+    pub max_connections: i64,
+    /// Committed transactions.
+    pub commits: i64,
+    /// Rolled back ones.
+    pub rollbacks: i64,
+    /// Bytes of each database.
+    pub databases: Vec<(String, i64)>,
+    /// WAL kept by each slot: name, bytes.
+    pub slots: Vec<(String, i64)>,
+}
+
+impl Shared {
+    /// Before the first turn.
+    pub fn new(report: Report) -> Self {
+        Self(Arc::new(Mutex::new(Snapshot { turned: boottime(), report, numbers: None })))
+    }
+
+    fn get(&self) -> MutexGuard<'_, Snapshot> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop turned, and this is what it knows.
+    pub fn publish(&self, report: Report, numbers: Option<Numbers>) {
+        *self.get() = Snapshot { turned: boottime(), report, numbers };
+    }
+
+    /// The report.
+    pub fn report(&self) -> Report {
+        self.get().report.clone()
+    }
+
+    /// Liveness is the agent's own health and nothing else; readiness is "this instance serves its role".
+    pub fn health(&self) -> Health {
+        let health = Health::new();
+        let shared = self.clone();
+        health.live("loop", move || {
+            let age = boottime().saturating_sub(shared.get().turned);
+            if age < STUCK { Ok(()) } else { Err(format!("the agent's loop has not turned for {} s", age.as_secs())) }
+        });
+        let shared = self.clone();
+        health.ready("role", move || {
+            let snapshot = shared.get();
+            if snapshot.report.ready {
+                return Ok(());
+            }
+            Err(snapshot.report.message.clone().unwrap_or_else(|| format!("{:?}", snapshot.report.phase)))
+        });
+        health
+    }
+
+    /// The text of `/metrics`.
+    pub fn metrics(&self) -> Result<String, telemetry::Error> {
+        let snapshot = self.get().clone();
+        Ok(render(&snapshot)?)
+    }
+}
+
+/// The metrics are made from the snapshot at each request: nothing can be stale, and nothing stays that is gone.
+fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
+    let registry = Registry::new();
+    let gauge = |name: &str, help: &str, value: i64| -> Result<(), prometheus::Error> {
+        let gauge = IntGauge::new(name, help)?;
+        gauge.set(value);
+        registry.register(Box::new(gauge))
+    };
+    let family = |name: &str, help: &str, label: &str, values: &[(String, i64)]| -> Result<(), prometheus::Error> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let family = IntGaugeVec::new(Opts::new(name, help), &[label])?;
+        for (key, value) in values {
+            family.with_label_values(&[key]).set(*value);
+        }
+        registry.register(Box::new(family))
+    };
+    let report = &snapshot.report;
+    gauge("hello_pg_up", "Whether PostgreSQL answers.", i64::from(snapshot.numbers.is_some()))?;
+    gauge("hello_pg_ready", "Whether this instance serves its role.", i64::from(report.ready))?;
+    let role = |phase| i64::from(report.phase == phase);
+    family(
+        "hello_pg_role",
+        "The role of this instance.",
+        "role",
+        &[
+            ("primary".to_owned(), role(crate::api::agent::Phase::Primary)),
+            ("replica".to_owned(), role(crate::api::agent::Phase::Replica)),
+        ],
+    )?;
+    gauge("hello_pg_term", "Term of the Lease that it holds or follows.", report.term)?;
+    if let Some(timeline) = report.timeline {
+        gauge("hello_pg_timeline", "Timeline of its WAL.", i64::from(timeline))?;
+    }
+    let bytes = |lsn: crate::api::agent::Lsn| i64::try_from(lsn.0).unwrap_or(i64::MAX);
+    if let Some(lsn) = report.lsn {
+        gauge("hello_pg_wal_position_bytes", "Last position on its disk.", bytes(lsn))?;
+    }
+    if let Some(replayed) = report.replayed {
+        gauge("hello_pg_replayed_position_bytes", "Last position replayed by a replica.", bytes(replayed))?;
+    }
+    gauge("hello_pg_streaming", "Whether a replica streams from the primary.", i64::from(report.streaming))?;
+    gauge(
+        "hello_pg_sync_rule_confirmed",
+        "Whether a primary has proven that its sync rule is in force.",
+        i64::from(report.rules_confirmed),
+    )?;
+    gauge(
+        "hello_pg_pending_restart_settings",
+        "Settings whose new value waits for a restart.",
+        i64::try_from(report.pending_restart.len()).unwrap_or(i64::MAX),
+    )?;
+    if let Some(disk) = report.disk {
+        let size = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        gauge("hello_pg_disk_free_bytes", "Bytes that can still be written to the data volume.", size(disk.free))?;
+        gauge("hello_pg_disk_total_bytes", "Bytes of the data volume.", size(disk.total))?;
+    }
+    let named =
+        |replica: &crate::api::agent::ReplicaReport| replica.instance.clone().unwrap_or_else(|| replica.member.clone());
+    let mut lag: Vec<(String, i64)> = report
+        .replicas
+        .iter()
+        .filter_map(|replica| {
+            Some((named(replica), bytes(report.lsn?).saturating_sub(bytes(replica.replayed?)).max(0)))
+        })
+        .collect();
+    lag.dedup_by(|a, b| a.0 == b.0);
+    family("hello_pg_replication_lag_bytes", "WAL that a replica has not replayed yet.", "instance", &lag)?;
+    if let Some(numbers) = &snapshot.numbers {
+        gauge("hello_pg_connections", "Client sessions.", numbers.connections)?;
+        gauge("hello_pg_max_connections", "Most sessions.", numbers.max_connections)?;
+        gauge(
+            "hello_pg_transactions_committed",
+            "Committed transactions since PostgreSQL began to count.",
+            numbers.commits,
+        )?;
+        gauge("hello_pg_transactions_rolled_back", "Rolled back transactions likewise.", numbers.rollbacks)?;
+        family("hello_pg_database_size_bytes", "Bytes of a database.", "database", &numbers.databases)?;
+        family("hello_pg_slot_retained_bytes", "WAL that a replication slot keeps.", "slot", &numbers.slots)?;
+    }
+    TextEncoder::new().encode_to_string(&registry.gather())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::agent::{Lsn, Phase, ReplicaReport};
+
+    #[test]
+    fn metrics_are_made_of_the_snapshot_and_nothing_unknown_is_a_zero() {
+        let mut report = Report {
+            instance: "db-1".into(),
+            pod_uid: "u".into(),
+            agent_version: "1".into(),
+            phase: Phase::Primary,
+            message: None,
+            member: None,
+            system_id: None,
+            term: 3,
+            timeline: Some(1),
+            lsn: Some(Lsn(1000)),
+            replayed: None,
+            streaming: false,
+            ready: true,
+            config_generation: 1,
+            pending_restart: Vec::new(),
+            restarted_for: None,
+            disk: None,
+            replicas: Vec::new(),
+            register: None,
+            rules_confirmed: true,
+        };
+        report.replicas.push(ReplicaReport {
+            member: "m2".into(),
+            instance: Some("db-2".into()),
+            flushed: None,
+            replayed: Some(Lsn(900)),
+            streaming: true,
+        });
+        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }).unwrap();
+        for line in [
+            "hello_pg_up 0",
+            "hello_pg_role{role=\"primary\"} 1",
+            "hello_pg_term 3",
+            "hello_pg_replication_lag_bytes{instance=\"db-2\"} 100",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        assert!(!text.contains("disk") && !text.contains("connections"), "{text}");
+    }
+}

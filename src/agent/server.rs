@@ -1,0 +1,128 @@
+//! The agents' API: HTTPS with mutual TLS. The operator may command; the other agents may ask.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_rustls::TlsAcceptor;
+
+use super::Error;
+use super::report::Shared;
+use super::run::{Command, Event};
+use super::tls::{Tls, common_name};
+use crate::api::agent::{CommandAnswer, LeaveCommand, RestartCommand};
+use crate::api::names::{OPERATOR_CN, REPLICATION_USER};
+
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A connection may stay open this long for further requests.
+const CONNECTION: Duration = Duration::from_mins(5);
+const ANSWER: Duration = Duration::from_secs(5);
+const MOST_CONNECTIONS: usize = 32;
+
+/// Who asks.
+#[derive(Debug, Clone)]
+struct Peer(String);
+
+#[derive(Clone)]
+struct Ctx {
+    shared: Shared,
+    events: mpsc::Sender<Event>,
+}
+
+/// Serves for the life of the agent.
+pub async fn serve(address: SocketAddr, tls: Tls, shared: Shared, events: mpsc::Sender<Event>) -> Result<(), Error> {
+    let listener = TcpListener::bind(address).await.map_err(Error::io("listen on", address.to_string()))?;
+    let router = Router::new()
+        .route("/v1/report", get(report))
+        .route("/v1/restart", post(restart))
+        .route("/v1/leave", post(leave))
+        .layer(DefaultBodyLimit::max(64 * 1024))
+        .with_state(Ctx { shared, events });
+    tokio::spawn(async move {
+        let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        loop {
+            let Ok(slot) = slots.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let (tls, router) = (tls.clone(), router.clone());
+                    tokio::spawn(async move {
+                        let _ = tokio::time::timeout(CONNECTION, connection(stream, &tls, router)).await;
+                        drop(slot);
+                    });
+                }
+                // Out of file descriptors, for instance: what is open now closes in time.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn connection(stream: TcpStream, tls: &Tls, router: Router) {
+    let acceptor = TlsAcceptor::from(tls.server());
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else { return };
+    let name = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).and_then(common_name);
+    let router = router.layer(Extension(Peer(name.unwrap_or_default())));
+    // How a connection ends is the client's matter.
+    let _ = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HANDSHAKE)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await;
+}
+
+async fn report(State(ctx): State<Ctx>, Extension(Peer(name)): Extension<Peer>) -> Response {
+    if name != OPERATOR_CN && name != REPLICATION_USER {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    Json(ctx.shared.report()).into_response()
+}
+
+async fn restart(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(command): Json<RestartCommand>,
+) -> Response {
+    order(&ctx, &name, |answer| Command::Restart(command, answer)).await
+}
+
+async fn leave(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(command): Json<LeaveCommand>,
+) -> Response {
+    order(&ctx, &name, |answer| Command::Leave(command, answer)).await
+}
+
+/// Hands a command of the operator to the loop. 200: done; 202: under way; 409: refused.
+async fn order(
+    ctx: &Ctx,
+    name: &str,
+    command: impl FnOnce(oneshot::Sender<Result<CommandAnswer, String>>) -> Command,
+) -> Response {
+    if name != OPERATOR_CN {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let (sender, receiver) = oneshot::channel();
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    if tokio::time::timeout(ANSWER, ctx.events.send(Event::Command(command(sender)))).await.is_err() {
+        return unavailable.into_response();
+    }
+    match tokio::time::timeout(ANSWER, receiver).await {
+        Ok(Ok(Ok(answer))) => {
+            let status = if answer.done { StatusCode::OK } else { StatusCode::ACCEPTED };
+            (status, Json(answer)).into_response()
+        }
+        Ok(Ok(Err(message))) => (StatusCode::CONFLICT, Json(CommandAnswer { done: false, message })).into_response(),
+        _ => unavailable.into_response(),
+    }
+}

@@ -1,0 +1,300 @@
+//! The volumes: what lies where, who may touch it, and what the agent remembers there.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock, statvfs};
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use crate::api::agent::Disk;
+
+/// What lies where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    data: PathBuf,
+    wal: Option<PathBuf>,
+}
+
+impl Layout {
+    /// Volumes mounted here.
+    pub fn new(data: impl Into<PathBuf>, wal: Option<PathBuf>) -> Self {
+        Self { data: data.into(), wal }
+    }
+    /// The data volume.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+    /// The volume that holds the WAL.
+    pub fn wal(&self) -> &Path {
+        self.wal.as_deref().unwrap_or(&self.data)
+    }
+    /// The live data directory.
+    pub fn pgdata(&self) -> PathBuf {
+        self.data.join("pgdata")
+    }
+    /// A data directory that is being made.
+    pub fn staging(&self) -> PathBuf {
+        self.data.join("pgdata.new")
+    }
+    /// A data directory on its way out.
+    fn gone(&self) -> PathBuf {
+        self.data.join("pgdata.gone")
+    }
+    fn agent(&self) -> PathBuf {
+        self.data.join("agent")
+    }
+    fn state(&self) -> PathBuf {
+        self.agent().join("state.json")
+    }
+    /// Where a member keeps its WAL when that has a volume of its own.
+    pub fn wal_folder(&self, member: &str) -> Option<PathBuf> {
+        self.wal.as_ref().map(|wal| wal.join(member))
+    }
+    /// Whether there is a data directory. Bootstrap and clone work beside it, so a half-made one is never found here.
+    pub fn has_data(&self) -> bool {
+        self.pgdata().join("PG_VERSION").exists()
+    }
+
+    /// Takes the volume for the life of the returned value. postmaster.pid does not protect across PID namespaces.
+    pub fn lock(&self) -> Result<VolumeLock, Error> {
+        make_private(&self.agent())?;
+        let path = self.agent().join("lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(Error::io("open the lock", &path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(VolumeLock { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Locked(path)),
+            Err(errno) => Err(Error::io("lock", path)(errno.into())),
+        }
+    }
+
+    /// Reads the state and brings it and the volume together after a crash at any moment: finishes or undoes what was
+    /// begun, and removes what an interrupted bootstrap, clone or removal left.
+    pub fn settle(&self, lock: &VolumeLock) -> Result<State, Error> {
+        let before = self.load()?;
+        let mut state = before.clone();
+        if self.has_data() {
+            state.staged = None;
+        } else {
+            (state.member, state.marker, state.proof) = (None, false, None);
+        }
+        if !self.staging().join("PG_VERSION").exists() {
+            state.staged = None;
+        }
+        if state != before {
+            self.store(&state)?;
+        }
+        if state.staged.is_none() {
+            remove(&self.staging())?;
+        }
+        self.tidy(lock, state.member.as_deref().or(state.staged.as_ref().map(|staged| staged.member.as_str())))?;
+        Ok(state)
+    }
+
+    /// Removes data on its way out, and WAL of members that are no more.
+    fn tidy(&self, _lock: &VolumeLock, member: Option<&str>) -> Result<(), Error> {
+        remove(&self.gone())?;
+        let Some(wal) = &self.wal else { return Ok(()) };
+        let entries = fs::read_dir(wal).map_err(Error::io("read", wal))?;
+        for entry in entries {
+            let entry = entry.map_err(Error::io("read", wal))?;
+            let name = entry.file_name();
+            if name.to_str() != member && name.to_str() != Some("lost+found") {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the data away for good: first out of sight in one step, then file by file.
+    pub fn remove_data(&self, _lock: &VolumeLock) -> Result<(), Error> {
+        remove(&self.gone())?;
+        let pgdata = self.pgdata();
+        if pgdata.symlink_metadata().is_ok() {
+            fs::rename(&pgdata, self.gone()).map_err(Error::io("move away", &pgdata))?;
+            sync_folder(&self.data)?;
+        }
+        remove(&self.gone())
+    }
+
+    /// Makes the staged directory the live one, in one step.
+    pub fn go_live(&self, _lock: &VolumeLock) -> Result<(), Error> {
+        fs::rename(self.staging(), self.pgdata()).map_err(Error::io("move into place", self.staging()))?;
+        sync_folder(&self.data)
+    }
+
+    /// What the agent remembers.
+    pub fn load(&self) -> Result<State, Error> {
+        let path = self.state();
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|error| Error::Invalid { what: "agent/state.json on the volume", message: error.to_string() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(State::default()),
+            Err(error) => Err(Error::io("read", path)(error)),
+        }
+    }
+
+    /// Remembers, so that a crash at any moment leaves the old or the new state.
+    pub fn store(&self, state: &State) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(state)
+            .map_err(|error| Error::Invalid { what: "the agent's state", message: error.to_string() })?;
+        replace_file(&self.state(), &bytes)
+    }
+
+    /// Space on the data volume.
+    pub fn disk(&self) -> Result<Disk, Error> {
+        disk(&self.data)
+    }
+}
+
+/// The right to work on a volume, until dropped.
+#[derive(Debug)]
+pub struct VolumeLock {
+    _file: File,
+}
+
+/// What the agent remembers beside the data.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct State {
+    /// The member: id of the data directory.
+    #[serde(default)]
+    pub member: Option<String>,
+    /// Whether the data may answer elections: it holds everything that it ever acknowledged.
+    #[serde(default)]
+    pub marker: bool,
+    /// The Lease's holder string under which this data was last writable.
+    #[serde(default)]
+    pub proof: Option<String>,
+    /// The last restart command that was carried out.
+    #[serde(default)]
+    pub restarted_for: Option<String>,
+    /// A bootstrap that is complete in the staging folder, and synced.
+    #[serde(default)]
+    pub staged: Option<Staged>,
+}
+
+/// A complete bootstrap in the staging folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Staged {
+    /// Its member id.
+    pub member: String,
+    /// Its system identifier.
+    pub system_id: String,
+}
+
+/// Space on a volume.
+pub fn disk(path: &Path) -> Result<Disk, Error> {
+    let seen = statvfs(path).map_err(|errno| Error::io("measure", path)(errno.into()))?;
+    Ok(Disk { free: seen.f_bavail.saturating_mul(seen.f_frsize), total: seen.f_blocks.saturating_mul(seen.f_frsize) })
+}
+
+/// Writes a file so that a crash at any moment leaves the old or the new one.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    let mut file = File::create(&temporary).map_err(Error::io("write", &temporary))?;
+    file.write_all(bytes).map_err(Error::io("write", &temporary))?;
+    file.sync_all().map_err(Error::io("sync", &temporary))?;
+    fs::rename(&temporary, path).map_err(Error::io("replace", path))?;
+    sync_folder(folder)
+}
+
+/// Makes a folder that only we can enter, as PostgreSQL wants it.
+pub fn make_private(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::io("make", path))
+}
+
+fn sync_folder(path: &Path) -> Result<(), Error> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", path))
+}
+
+/// Removes a file, a link or a whole folder; that there is none is fine.
+pub fn remove(path: &Path) -> Result<(), Error> {
+    let result = match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match result {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(name: &str) -> Layout {
+        let root = std::env::temp_dir().join(format!("hello-volume-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(root.join("wal")).unwrap();
+        fs::create_dir_all(root.join("data")).unwrap();
+        Layout::new(root.join("data"), Some(root.join("wal")))
+    }
+
+    #[test]
+    fn a_volume_is_taken_once() {
+        let layout = layout("lock");
+        let lock = layout.lock().unwrap();
+        assert!(matches!(layout.lock(), Err(Error::Locked(_))));
+        drop(lock);
+        assert!(layout.lock().is_ok());
+    }
+
+    #[test]
+    fn state_survives_and_a_broken_one_is_no_empty_one() {
+        let layout = layout("state");
+        let _lock = layout.lock().unwrap();
+        assert_eq!(layout.load().unwrap(), State::default());
+        let state = State { member: Some("m".into()), marker: true, proof: Some("h".into()), ..State::default() };
+        layout.store(&state).unwrap();
+        assert_eq!(layout.load().unwrap(), state);
+        fs::write(layout.state(), "{").unwrap();
+        assert!(layout.load().is_err());
+    }
+
+    #[test]
+    fn what_was_interrupted_is_never_data_and_is_tidied_away() {
+        let layout = layout("tidy");
+        let lock = layout.lock().unwrap();
+        let stage = || {
+            make_private(&layout.staging()).unwrap();
+            fs::write(layout.staging().join("PG_VERSION"), "17").unwrap();
+        };
+        stage();
+        for member in ["old", "mine"] {
+            make_private(&layout.wal_folder(member).unwrap()).unwrap();
+        }
+        layout.store(&State { member: Some("lost".into()), proof: Some("h".into()), ..State::default() }).unwrap();
+        assert_eq!(layout.settle(&lock).unwrap(), State::default(), "no data: no member and no proof");
+        assert!(!layout.staging().exists() && !layout.wal_folder("old").unwrap().exists());
+
+        let staged = Staged { member: "mine".into(), system_id: "1".into() };
+        let state = State { staged: Some(staged), ..State::default() };
+        stage();
+        make_private(&layout.wal_folder("mine").unwrap()).unwrap();
+        layout.store(&state).unwrap();
+        assert_eq!(layout.settle(&lock).unwrap(), state, "a complete bootstrap stays");
+        assert!(layout.staging().exists() && layout.wal_folder("mine").unwrap().exists());
+
+        layout.store(&State { member: Some("mine".into()), ..state }).unwrap();
+        layout.go_live(&lock).unwrap();
+        let settled = layout.settle(&lock).unwrap();
+        assert_eq!((settled.member.as_deref(), settled.staged), (Some("mine"), None));
+        assert!(layout.has_data() && layout.wal_folder("mine").unwrap().exists());
+        layout.remove_data(&lock).unwrap();
+        assert!(!layout.has_data() && !layout.gone().exists());
+    }
+}
