@@ -6,8 +6,11 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY hack/binary hack/binary
 COPY src src
+# Cargo wants every target of the manifest to exist.
+COPY tests tests
 ARG PROFILE=release
-RUN cp "$(hack/binary "$PROFILE")" /hello-operator
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cp "$(hack/binary "$PROFILE")" /hello-operator
 
 FROM scratch
 LABEL org.opencontainers.image.title="hello-operator" \

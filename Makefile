@@ -42,4 +42,23 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
 	cargo test --locked --features local-cluster --test cluster -- --test-threads=1
 
-# --- what we ship: demo and crds belong here
+.PHONY: api
+api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)
+	@cargo test --locked --test api -- $(FILTER)
+
+# --- what we ship
+
+.PHONY: crds
+CRD := helloopperators.terry.com.yaml
+crds: ## Write the CustomResourceDefinition of the sources into crds/ and the chart
+	@cargo run --locked --quiet -- crds >crds/$(CRD).new
+	@mv crds/$(CRD).new crds/$(CRD)
+	@cp crds/$(CRD) charts/hello-operator/files/crds/$(CRD)
+
+.PHONY: demo image
+PROFILE ?= quick
+demo: ## From nothing to a replicated PostgreSQL on a local cluster; or on yours: CONTEXT=... IMAGE=...
+	@CONTEXT='$(CONTEXT)' IMAGE='$(IMAGE)' PROFILE='$(PROFILE)' hack/demo
+
+image: ## Build our image without a container engine, print its name and archive (PROFILE=quick|release TAG=...)
+	@hack/image $(PROFILE) $(TAG)

@@ -3,32 +3,26 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use hello_operator::agent;
 use hello_operator::api::crd;
-use hello_operator::config::{AgentArgs, Cli, Command, InjectArgs, LogArgs, TelemetryEnv};
-use hello_operator::{agent, operator, telemetry};
+use hello_operator::config::{AgentArgs, Cli, Command, LogArgs, TelemetryEnv};
+use hello_operator::operator;
+use hello_operator::telemetry;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // Several crates bring TLS; they share this one provider. It fails only if there is one already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match cli.command {
-        Command::Crds => print_crds(),
         Command::Run(args) => finish(block_on(operator::run(args, cli.log))),
-        Command::Plan(args) => match block_on(operator::show(args)) {
-            Ok(text) => {
-                #[expect(clippy::print_stdout, reason = "printing is what this subcommand is for")]
-                {
-                    print!("{text}");
-                }
-                ExitCode::SUCCESS
-            }
-            Err(error) => finish(Err(error)),
-        },
         Command::Agent(args) => run_agent(args, &cli.log),
-        Command::Inject(args) => inject(&args),
+        Command::Inject(args) => finish(agent::inject(&args.to)),
+        Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
+        Command::Plan(args) => finish(block_on(operator::show(args)).map(print)),
     }
 }
 
+/// Two threads: the operator waits nearly always.
 fn block_on<T>(work: impl Future<Output = Result<T, operator::Error>>) -> Result<T, operator::Error> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -38,24 +32,11 @@ fn block_on<T>(work: impl Future<Output = Result<T, operator::Error>>) -> Result
         .block_on(work)
 }
 
-fn finish(outcome: Result<(), operator::Error>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            #[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
-            {
-                eprintln!("hello-operator: {error}");
-            }
-            ExitCode::FAILURE
-        }
-    }
-}
-
 /// One thread: the agent waits nearly always, and must be small.
 fn run_agent(args: AgentArgs, log: &LogArgs) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
         Ok(runtime) => runtime,
-        Err(error) => return complain(&error),
+        Err(error) => return finish(Err(error)),
     };
     let outcome = runtime.block_on(async {
         let telemetry = telemetry::init(log, &TelemetryEnv::read(), "hello-operator-agent");
@@ -73,30 +54,19 @@ fn run_agent(args: AgentArgs, log: &LogArgs) -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn inject(args: &InjectArgs) -> ExitCode {
-    match agent::inject(&args.to) {
+#[expect(clippy::needless_pass_by_value, reason = "it is the end of a chain")]
+#[expect(clippy::print_stdout, reason = "printing is what these subcommands are for")]
+fn print(text: String) {
+    print!("{text}");
+}
+
+#[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
+fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&error),
-    }
-}
-
-#[expect(clippy::print_stderr, reason = "before there are logs, this is where people look")]
-fn complain(error: &dyn std::error::Error) -> ExitCode {
-    eprintln!("{error}");
-    ExitCode::FAILURE
-}
-
-fn print_crds() -> ExitCode {
-    for crd in crd::all() {
-        match serde_json::to_string_pretty(&crd) {
-            Ok(text) => {
-                #[expect(clippy::print_stdout, reason = "printing is what this subcommand is for")]
-                {
-                    println!("{text}");
-                }
-            }
-            Err(_) => return ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("hello-operator: {error}");
+            ExitCode::FAILURE
         }
     }
-    ExitCode::SUCCESS
 }

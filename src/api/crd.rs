@@ -58,6 +58,21 @@ pub const NEVER_SHRINKS: (&str, &str) = (
     "storage.FIELD may grow but never shrink: write the old size or a larger one",
 );
 
+/// Takes `nullable` out of a schema: without it the API server drops a null before it fills the defaults, so that
+/// `instances: null` (a template that was given nothing) means the default, and no null is ever stored.
+fn without_nullable(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.get("nullable").is_some_and(Value::is_boolean) {
+                fields.remove("nullable");
+            }
+            fields.values_mut().for_each(without_nullable);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_nullable),
+        _ => {}
+    }
+}
+
 /// The CRD of HelloOperator.
 ///
 /// The derive makes `spec` required, so that one object without it would fail every list; here it gets a default
@@ -65,6 +80,7 @@ pub const NEVER_SHRINKS: (&str, &str) = (
 pub fn hello_operator() -> CustomResourceDefinition {
     let crd = HelloOperator::crd();
     let mut value = serde_json::to_value(&crd).unwrap_or(Value::Null);
+    without_nullable(&mut value);
     if let Some(root) = value.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").and_then(Value::as_object_mut) {
         root.remove("required");
         root.insert(
@@ -108,4 +124,69 @@ pub fn hello_operator() -> CustomResourceDefinition {
 /// All CRDs, in the order in which to install them.
 pub fn all() -> Vec<CustomResourceDefinition> {
     vec![hello_operator()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the fields are Kubernetes' own.
+    const FOREIGN: [&str; 4] =
+        ["spec.pod.affinity", "spec.pod.tolerations", "spec.pod.topologySpreadConstraints", "spec.resources"];
+
+    fn schema() -> Value {
+        let crd = serde_json::to_value(hello_operator()).unwrap();
+        crd.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap().clone()
+    }
+
+    fn fields(schema: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            visit(&path, field);
+            if !FOREIGN.contains(&path.as_str()) {
+                fields(field, &path, visit);
+                fields(&field["items"], &path, visit);
+            }
+        }
+    }
+
+    #[test]
+    fn every_field_has_a_description_of_its_own() {
+        fields(&schema(), "", &mut |path, field| {
+            assert!(field["description"].as_str().is_some_and(|text| text.len() > 5), "{path} has no description");
+        });
+        let schema = schema();
+        let description = |path: &str| schema.pointer(path).and_then(|field| field["description"].as_str()).unwrap();
+        // The field's words, not the type's.
+        assert!(description("/properties/spec/properties/replication/properties/durability").contains("Default:"));
+        assert!(description("/properties/spec/properties/imagePullPolicy").contains("Default:"));
+    }
+
+    #[test]
+    fn every_list_map_and_string_of_the_spec_is_bounded() {
+        fields(&schema()["properties"]["spec"], "spec", &mut |path, field| {
+            if FOREIGN.contains(&path) && field["type"] == "object" {
+                return;
+            }
+            let bounded = match field["type"].as_str() {
+                Some("string") => field.get("enum").is_some() || field.get("maxLength").is_some(),
+                Some("array") => field.get("maxItems").is_some(),
+                Some("object") => field.get("additionalProperties").is_none() || field.get("maxProperties").is_some(),
+                Some("integer") => field.get("maximum").is_some(),
+                _ => field.get("maxLength").is_some() || path == "spec.version",
+            };
+            assert!(bounded || path == "spec.imagePullSecrets.name", "{path} has no bound: {field}");
+        });
+    }
+
+    #[test]
+    fn no_null_is_ever_stored() {
+        assert!(!schema().to_string().contains("nullable"));
+    }
+
+    #[test]
+    fn an_object_without_a_spec_is_valid() {
+        assert!(schema().get("required").is_none());
+        assert_eq!(schema()["properties"]["spec"]["default"], json!({}));
+    }
 }

@@ -73,6 +73,7 @@ pub struct HelloOperatorSpec {
 
     /// When the kubelet pulls the image. Default: the kubelet's own rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "ImagePullPolicy")]
     pub image_pull_policy: Option<ImagePullPolicy>,
 
     /// Secrets in this namespace for pulling the image.
@@ -270,6 +271,7 @@ pub struct ReplicationSpec {
     /// Quorum: a commit returns only when syncReplicas replicas have it. Async: a failover may lose the last moments.
     /// Default: decided at creation and kept, Quorum with 3 or more instances, else Async.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Durability")]
     pub durability: Option<Durability>,
     /// How many replicas must have a commit before it returns.
     #[serde(default = "default_sync_replicas")]

@@ -110,11 +110,7 @@ fn sentences(errors: &[Invalid]) -> String {
 }
 
 /// Keeps what may not change.
-fn hold_back(
-    before: &ClusterConfig,
-    spec: &mut HelloOperatorSpec,
-    notices: &mut Vec<Trouble>,
-) -> Result<(), String> {
+fn hold_back(before: &ClusterConfig, spec: &mut HelloOperatorSpec, notices: &mut Vec<Trouble>) -> Result<(), String> {
     let errors = transition(&before.spec, spec);
     if !errors.is_empty() {
         return Err(sentences(&errors));

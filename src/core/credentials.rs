@@ -66,7 +66,9 @@ pub fn password_mistake(password: &str) -> Option<&'static str> {
     }
     // A file of pgpass has one entry a line, and PostgreSQL's own strings end at NUL.
     if password.contains(['\0', '\n', '\r']) {
-        return Some("its key password holds a line break or a NUL: leave these out (a trailing line break often comes from echo without -n)");
+        return Some(
+            "its key password holds a line break or a NUL: leave these out (a trailing line break often comes from echo without -n)",
+        );
     }
     None
 }
@@ -78,8 +80,13 @@ mod tests {
     use super::*;
 
     fn login(password: &str) -> BTreeMap<String, String> {
-        Login { username: "app".into(), password: password.into(), host: "db-rw.shop.svc".into(), database: "app".into() }
-            .data()
+        Login {
+            username: "app".into(),
+            password: password.into(),
+            host: "db-rw.shop.svc".into(),
+            database: "app".into(),
+        }
+        .data()
     }
 
     #[test]

@@ -38,10 +38,8 @@ pub fn status(world: &World, plan: &Plan, failures: &[Failure]) -> HelloOperator
         status.primary = primary(world, plan);
         status.replication = replication(world);
     }
-    status.ready = plan
-        .accepted
-        .as_ref()
-        .map(|accepted| format!("{}/{}", status.ready_instances, accepted.cluster.instances));
+    status.ready =
+        plan.accepted.as_ref().map(|accepted| format!("{}/{}", status.ready_instances, accepted.cluster.instances));
     let verdicts = verdicts(world, plan, failures, &status, paused);
     status.phase = Some(phase(plan, paused, &verdicts).to_owned());
     status.conditions = verdicts.into_iter().map(|verdict| condition(world, verdict)).collect();
@@ -228,12 +226,11 @@ fn worst(world: &World, plan: &Plan, failures: &[Failure]) -> Option<Trouble> {
 }
 
 fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, writes: bool) -> Verdict {
-    let verdict = |holds, reason: &str, sentence: String| Verdict { kind: "Ready", holds, reason: reason.into(), sentence };
+    let verdict =
+        |holds, reason: &str, sentence: String| Verdict { kind: "Ready", holds, reason: reason.into(), sentence };
     let Some(accepted) = &plan.accepted else {
-        let trouble = trouble.cloned().unwrap_or_else(|| Trouble {
-            reason: "Unknown".into(),
-            sentence: plan.progress.clone(),
-        });
+        let trouble =
+            trouble.cloned().unwrap_or_else(|| Trouble { reason: "Unknown".into(), sentence: plan.progress.clone() });
         return verdict(false, &trouble.reason, trouble.sentence);
     };
     let (have, want) = (status.ready_instances, i32::from(accepted.cluster.instances));
@@ -248,7 +245,9 @@ fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, w
         return verdict(false, "NoPrimary", "all instances are ready, but none takes writes yet".into());
     }
     match trouble {
-        Some(trouble) => verdict(false, &trouble.reason, format!("{have} of {want} instances are ready: {}", trouble.sentence)),
+        Some(trouble) => {
+            verdict(false, &trouble.reason, format!("{have} of {want} instances are ready: {}", trouble.sentence))
+        }
         None => verdict(false, "NotReady", format!("{have} of {want} instances are ready: {}", plan.progress)),
     }
 }
@@ -256,7 +255,16 @@ fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, w
 fn progressing(plan: &Plan) -> Verdict {
     let (holds, reason, sentence) = match plan.doing {
         Doing::Nothing if plan.steps.is_empty() => (false, "Settled", "nothing is to be done".to_owned()),
-        Doing::Nothing => (true, "Updating", plan.steps.iter().map(|step| format!("{}: {}", step.id, step.reason)).take(3).collect::<Vec<_>>().join("; ")),
+        Doing::Nothing => (
+            true,
+            "Updating",
+            plan.steps
+                .iter()
+                .map(|step| format!("{}: {}", step.id, step.reason))
+                .take(3)
+                .collect::<Vec<_>>()
+                .join("; "),
+        ),
         Doing::Starting => (true, "Starting", plan.progress.clone()),
         Doing::Creating => (true, "Creating", plan.progress.clone()),
         Doing::Scaling => (true, "Scaling", plan.progress.clone()),
@@ -269,13 +277,19 @@ fn progressing(plan: &Plan) -> Verdict {
 fn degraded(trouble: Option<Trouble>) -> Verdict {
     match trouble {
         Some(trouble) => Verdict { kind: "Degraded", holds: true, reason: trouble.reason, sentence: trouble.sentence },
-        None => Verdict { kind: "Degraded", holds: false, reason: "Healthy".into(), sentence: "nothing is wrong".into() },
+        None => {
+            Verdict { kind: "Degraded", holds: false, reason: "Healthy".into(), sentence: "nothing is wrong".into() }
+        }
     }
 }
 
 fn write_available(world: &World, plan: &Plan) -> Verdict {
-    let verdict =
-        |holds, reason: &str, sentence: String| Verdict { kind: "WriteAvailable", holds, reason: reason.into(), sentence };
+    let verdict = |holds, reason: &str, sentence: String| Verdict {
+        kind: "WriteAvailable",
+        holds,
+        reason: reason.into(),
+        sentence,
+    };
     let Some(primary) = plan.members.primary else {
         return verdict(false, "NoPrimary", "no instance has taken the Lease of the primary yet".into());
     };

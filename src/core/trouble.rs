@@ -38,13 +38,21 @@ fn of_container(pod: &str, status: &ContainerStatus) -> Option<Trouble> {
     let message = waiting.message.as_deref().unwrap_or_default();
     let sentence = match reason {
         "ImagePullBackOff" | "ErrImagePull" | "InvalidImageName" | "ErrImageNeverPull" => {
-            format!("the image {} of {pod} cannot be pulled: {}", status.image, or(message, reason))
+            // The kubelet says in turn that it failed and that it waits before it tries again: one trouble, one sentence.
+            let cause = message.split_once("ErrImagePull: ").map_or(message, |(_, cause)| cause);
+            return Some(Trouble {
+                reason: "ImagePullFailed".into(),
+                sentence: format!("the image {} of {pod} cannot be pulled: {}", status.image, or(cause, reason)),
+            });
         }
         "CrashLoopBackOff" => {
             let last = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
             let code = last.map_or(0, |last| last.exit_code);
             let why = last.and_then(|last| last.message.as_deref().or(last.reason.as_deref())).unwrap_or("Error");
-            format!("the container {} of {pod} ends again and again (exit code {code}: {why}); see its log", status.name)
+            format!(
+                "the container {} of {pod} ends again and again (exit code {code}: {why}); see its log",
+                status.name
+            )
         }
         _ => format!("the container {} of {pod} does not start: {}", status.name, or(message, reason)),
     };
@@ -67,16 +75,20 @@ mod tests {
 
     #[test]
     fn each_cause_is_named() {
-        let image = pod(json!({"containerStatuses": [{"name": "postgres", "image": "postgres:nope", "imageID": "", "ready": false, "restartCount": 0,
-            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"postgres:nope\""}}}]}));
+        let image = pod(
+            json!({"containerStatuses": [{"name": "postgres", "image": "postgres:nope", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"postgres:nope\""}}}]}),
+        );
         let trouble = of_pod(&image).unwrap();
-        assert_eq!(trouble.reason, "ImagePullBackOff");
+        assert_eq!(trouble.reason, "ImagePullFailed");
         assert!(trouble.sentence.contains("postgres:nope"), "{}", trouble.sentence);
         let unschedulable = pod(json!({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available: 3 Insufficient cpu."}]}));
         assert!(of_pod(&unschedulable).unwrap().sentence.contains("Insufficient cpu"));
-        let creating = pod(json!({"containerStatuses": [{"name": "postgres", "image": "x", "imageID": "", "ready": false, "restartCount": 0,
-            "state": {"waiting": {"reason": "PodInitializing"}}}]}));
+        let creating = pod(
+            json!({"containerStatuses": [{"name": "postgres", "image": "x", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "PodInitializing"}}}]}),
+        );
         assert_eq!(of_pod(&creating), None);
     }
 }

@@ -78,10 +78,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Kinds of which only the metadata is watched: their content is a function of the spec, or secret.
-    pub const PLAIN: [Self; 8] = [
+    /// Kinds of which only the metadata is watched: their content is a function of the spec. Secrets are none of them: a right
+    /// to watch them would be a right to read every Secret of the Kubernetes cluster, so they are read one by one, by name.
+    pub const PLAIN: [Self; 7] = [
         Self::ConfigMap,
-        Self::Secret,
         Self::ServiceAccount,
         Self::Role,
         Self::RoleBinding,

@@ -102,14 +102,26 @@ impl Agents {
         Err(failed(target, why))
     }
 
-    async fn call(&self, target: &Target, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), Error> {
+    async fn call(
+        &self,
+        target: &Target,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), Error> {
         let limit = if self.forward.is_some() { CALL_FORWARDED } else { CALL };
         tokio::time::timeout(limit, self.dial(target, method, path, body))
             .await
             .map_err(|_| failed(target, format!("no answer within {} s", limit.as_secs())))?
     }
 
-    async fn dial(&self, target: &Target, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), Error> {
+    async fn dial(
+        &self,
+        target: &Target,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), Error> {
         let connector = {
             let connectors = self.connectors.lock().unwrap_or_else(PoisonError::into_inner);
             connectors.get(&target.cluster).map(|(_, connector)| connector.clone())
@@ -128,7 +140,8 @@ impl Agents {
                     .portforward(&target.instance, &[PORT_AGENT])
                     .await
                     .map_err(|error| failed(target, format!("port-forward: {error}")))?;
-                let stream = forwarder.take_stream(PORT_AGENT).ok_or_else(|| failed(target, "port-forward: no stream"))?;
+                let stream =
+                    forwarder.take_stream(PORT_AGENT).ok_or_else(|| failed(target, "port-forward: no stream"))?;
                 let answer = request(target, &connector, stream, method, path, body).await;
                 forwarder.abort();
                 answer
@@ -187,9 +200,11 @@ fn connector(authority: &Pair, now: Timestamp) -> Result<TlsConnector, Error> {
     let tls = |why: String| Error::Tls { what: "certificate of the operator towards the agents".into(), why };
     let own = keys::certificate(authority, OPERATOR_CN, &[OPERATOR_CN.to_owned()], true, now)?;
     let mut roots = RootCertStore::empty();
-    let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).map_err(|error| tls(error.to_string()))?;
+    let root =
+        CertificateDer::from_pem_slice(authority.certificate.as_bytes()).map_err(|error| tls(error.to_string()))?;
     roots.add(root).map_err(|error| tls(error.to_string()))?;
-    let chain = vec![CertificateDer::from_pem_slice(own.certificate.as_bytes()).map_err(|error| tls(error.to_string()))?];
+    let chain =
+        vec![CertificateDer::from_pem_slice(own.certificate.as_bytes()).map_err(|error| tls(error.to_string()))?];
     let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).map_err(|error| tls(error.to_string()))?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)

@@ -147,12 +147,17 @@ impl Applier {
             Action::Delete { id, uid, version } => self.delete(cluster, id, uid, version).await,
             Action::MarkPod { id, uid, annotations, labels } => {
                 let map = |pairs: &[(&'static str, String)]| {
-                    pairs.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect::<serde_json::Map<_, _>>()
+                    pairs
+                        .iter()
+                        .map(|(key, value)| ((*key).to_owned(), json!(value)))
+                        .collect::<serde_json::Map<_, _>>()
                 };
                 let metadata = json!({"uid": uid, "annotations": map(annotations), "labels": map(labels)});
                 self.merge(cluster, id, json!({"metadata": metadata})).await
             }
-            Action::Restart { ordinal, command } => self.command(cluster, world, *ordinal, "/v1/restart", command).await,
+            Action::Restart { ordinal, command } => {
+                self.command(cluster, world, *ordinal, "/v1/restart", command).await
+            }
             Action::Leave { primary, command } => self.command(cluster, world, *primary, "/v1/leave", command).await,
         }
     }
@@ -164,7 +169,8 @@ impl Applier {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
         let made = call(format!("{} cannot be created", child.id), api.create(&params, &object)).await;
         let Err(error) = made else { return Ok(()) };
-        let exists = matches!(&error, Error::Kube { source: kube::Error::Api(status), .. } if status.reason == "AlreadyExists");
+        let exists =
+            matches!(&error, Error::Kube { source: kube::Error::Api(status), .. } if status.reason == "AlreadyExists");
         if !exists {
             return Err(error);
         }
@@ -230,10 +236,9 @@ impl Applier {
     ) -> Result<(), Error> {
         let instance = world.object.names.instance(ordinal);
         let pod = world.pods.present().and_then(|pods: &BTreeMap<_, _>| pods.get(&ordinal));
-        let target = pod.and_then(|pod| target(cluster, instance.clone(), pod)).ok_or_else(|| Error::Agent {
-            instance: instance.clone(),
-            why: "its Pod has no address".into(),
-        })?;
+        let target = pod
+            .and_then(|pod| target(cluster, instance.clone(), pod))
+            .ok_or_else(|| Error::Agent { instance: instance.clone(), why: "its Pod has no address".into() })?;
         let permit = self.gate.enter().map_err(|refused| Error::Agent { instance, why: refused.to_string() })?;
         let answer = self.agents.command(&target, path, command).await?;
         permit.answered();

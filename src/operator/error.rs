@@ -94,7 +94,9 @@ impl Error {
     /// A reason for conditions and events.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Kube { source: kube::Error::Api(status), .. } if status.message.contains("exceeded quota") => "QuotaExceeded",
+            Self::Kube { source: kube::Error::Api(status), .. } if status.message.contains("exceeded quota") => {
+                "QuotaExceeded"
+            }
             Self::NameTaken(_) => "NameTaken",
             _ => match self.category() {
                 Category::Forbidden => "Forbidden",
@@ -110,7 +112,8 @@ impl Error {
     /// Whether it passes without anybody's doing and is not worth a condition.
     pub fn passing(&self) -> bool {
         matches!(self, Self::Leftover(_) | Self::Pending(_))
-            || matches!(self.category(), Category::Conflict | Category::NotLeader) && !matches!(self, Self::NameTaken(_))
+            || matches!(self.category(), Category::Conflict | Category::NotLeader)
+                && !matches!(self, Self::NameTaken(_))
     }
 }
 

@@ -58,7 +58,11 @@ impl Events {
 /// What a change of status is worth telling: warning, reason, note.
 pub fn of_status(before: Option<&HelloOperatorStatus>, after: &HelloOperatorStatus) -> Vec<(bool, String, String)> {
     let find = |status: &HelloOperatorStatus, kind: &str| {
-        status.conditions.iter().find(|condition| condition.type_ == kind).map(|c| (c.status == "True", c.reason.clone(), c.message.clone()))
+        status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == kind)
+            .map(|c| (c.status == "True", c.reason.clone(), c.message.clone()))
     };
     let mut events = Vec::new();
     for (kind, bad) in [("Degraded", true), ("Ready", false)] {

@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::mirror::{ClusterKey, Facts};
 use crate::api::names::{
-    ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER, GROUP, KIND, LABEL_CLUSTER,
-    LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VOLUME, MANAGED_BY, Names,
+    ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER, GROUP, KIND,
+    LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VOLUME, MANAGED_BY, Names,
 };
 use crate::core::election::Register;
 use crate::core::quantity;
@@ -48,21 +48,20 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
 
 /// Whether a difference in metadata matters: the version alone does not.
 fn child_differs(before: &ChildMeta, after: &ChildMeta) -> bool {
-    (&before.uid, &before.owner, &before.hash, before.deleting) != (&after.uid, &after.owner, &after.hash, after.deleting)
+    (&before.uid, &before.owner, &before.hash, before.deleting)
+        != (&after.uid, &after.owner, &after.hash, after.deleting)
 }
 
-/// A child of which only the metadata is watched. Of Secrets the version counts: their content may have changed.
+/// A child of which only the metadata is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plain {
     /// Its metadata.
     pub meta: ChildMeta,
-    /// Whether a new version is news.
-    pub versioned: bool,
 }
 
 impl Facts for Plain {
     fn differs(&self, next: &Self) -> bool {
-        child_differs(&self.meta, &next.meta) || (self.versioned && self.meta.version != next.meta.version)
+        child_differs(&self.meta, &next.meta)
     }
 }
 

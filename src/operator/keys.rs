@@ -62,12 +62,17 @@ pub fn authority(name: &str, key: Option<&str>, now: Timestamp) -> Result<Pair, 
 }
 
 /// A certificate signed by the authority.
-pub fn certificate(authority: &Pair, name: &str, names: &[String], client: bool, now: Timestamp) -> Result<Pair, Error> {
+pub fn certificate(
+    authority: &Pair,
+    name: &str,
+    names: &[String],
+    client: bool,
+    now: Timestamp,
+) -> Result<Pair, Error> {
     let what = format!("certificate of {name}");
     let what = what.as_str();
     let issuer_key = KeyPair::from_pem(&authority.key).map_err(tls("key of the certificate authority"))?;
-    let issuer =
-        Issuer::from_ca_cert_pem(&authority.certificate, issuer_key).map_err(tls("certificate authority"))?;
+    let issuer = Issuer::from_ca_cert_pem(&authority.certificate, issuer_key).map_err(tls("certificate authority"))?;
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(tls(what))?;
     let mut params = CertificateParams::new(names.to_vec()).map_err(tls(what))?;
     params.distinguished_name = named(name);

@@ -52,10 +52,7 @@ struct Slots<T> {
 
 impl<T> Default for Mirror<T> {
     fn default() -> Self {
-        Self {
-            slots: RwLock::new(Slots { by_cluster: HashMap::new(), round: 0 }),
-            synced: AtomicBool::new(false),
-        }
+        Self { slots: RwLock::new(Slots { by_cluster: HashMap::new(), round: 0 }), synced: AtomicBool::new(false) }
     }
 }
 

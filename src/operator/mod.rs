@@ -119,7 +119,12 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     ));
 
     let electing = elector.map(|elector| tokio::spawn(elector.run(end.clone().wait())));
-    tokio::spawn(lead(gate.clone(), Arc::clone(&mirrors), Arc::clone(&queue), args.manage_crds.then(|| writer.clone())));
+    tokio::spawn(lead(
+        gate.clone(),
+        Arc::clone(&mirrors),
+        Arc::clone(&queue),
+        args.manage_crds.then(|| writer.clone()),
+    ));
     let watch = crd::Watch {
         reader: reader.clone(),
         writer,

@@ -136,9 +136,10 @@ impl Entry {
             };
             differences("spec", &value(&self.spec), &value(&next.spec), &mut changes);
         }
-        for (name, before, after) in
-            [(ANNOTATION_RESTART, &self.restart, &next.restart), (ANNOTATION_ROTATE_PASSWORDS, &self.rotate, &next.rotate)]
-        {
+        for (name, before, after) in [
+            (ANNOTATION_RESTART, &self.restart, &next.restart),
+            (ANNOTATION_ROTATE_PASSWORDS, &self.rotate, &next.rotate),
+        ] {
             if before != after {
                 changes.push(format!("annotation {name}"));
             }

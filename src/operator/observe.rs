@@ -86,7 +86,6 @@ impl Observer {
     /// The cluster is gone.
     pub fn forget(&self, cluster: &ClusterKey) {
         self.configs.lock().unwrap_or_else(PoisonError::into_inner).remove(cluster);
-        self.secrets.forget(cluster);
         self.agents.forget(cluster);
     }
 
@@ -110,17 +109,11 @@ impl Observer {
         let config_id = ChildId::new(Kind::ConfigMap, names.config_map());
         let (config, greeted) = self.config(cluster, &names, children.get(&config_id)).await;
         (world.config, world.greeted) = (config, greeted);
-        let seen: BTreeMap<SecretKind, ChildMeta> = SecretKind::ALL
-            .into_iter()
-            .filter_map(|kind| {
-                Some((kind, children.get(&ChildId::new(Kind::Secret, kind.name(&names)))?.clone()))
-            })
-            .collect();
         world.children = Known::Present(children);
         let mut pods: BTreeMap<u8, PodFacts> =
             self.mirrors.pods.of(cluster).into_values().map(|pod| (pod.ordinal, pod)).collect();
         let (secrets, user_secrets, volumes_and_lease) = futures::join!(
-            self.secrets.observe(cluster, &seen),
+            self.secrets.observe(cluster),
             self.user_secrets(cluster, &world),
             self.volumes_and_lease(cluster, &names),
         );
@@ -169,10 +162,7 @@ impl Observer {
                     config,
                     greeted: facts::annotation(&map.metadata, ANNOTATION_GREETED).map(Into::into),
                 };
-                self.configs
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .insert(cluster.clone(), known.clone());
+                self.configs.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster.clone(), known.clone());
                 (known.config, known.greeted)
             }
         }
@@ -269,10 +259,13 @@ impl Observer {
                 if found.is_some() {
                     return None;
                 }
-                format!("the StorageClass {name} of the volumes does not exist: create it, or make a new object with another storage.storageClassName")
+                format!(
+                    "the StorageClass {name} of the volumes does not exist: create it, or make a new object with another storage.storageClassName"
+                )
             }
             None => {
-                let all = call("StorageClasses cannot be listed", api.list_metadata(&ListParams::default())).await.ok()?;
+                let all =
+                    call("StorageClasses cannot be listed", api.list_metadata(&ListParams::default())).await.ok()?;
                 let default = all.items.iter().any(|class| {
                     facts::annotation(&class.metadata, "storageclass.kubernetes.io/is-default-class") == Some("true")
                 });

@@ -93,13 +93,13 @@ impl Queue {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn the_earliest_comes_first_and_none_twice_at_a_time() {
         let queue = Queue::default();
         let key = |name: &str| ClusterKey::new("shop", name);
-        queue.add(key("late"), Duration::from_secs(5));
-        queue.add(key("soon"), Duration::from_secs(1));
-        queue.add(key("late"), Duration::from_secs(9));
+        queue.add(key("late"), Duration::from_millis(50));
+        queue.add(key("soon"), Duration::from_millis(10));
+        queue.add(key("late"), Duration::from_millis(90));
         assert_eq!(queue.next().await, key("soon"));
         queue.add(key("soon"), Duration::ZERO);
         assert_eq!(queue.next().await, key("late"), "soon is being looked at");

@@ -1,7 +1,6 @@
 //! Secrets: their content is looked at, made and written here, and nowhere kept.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -30,11 +29,9 @@ fn text<'a>(data: &'a Data, key: &str) -> Option<&'a str> {
     data.get(key).and_then(|bytes| std::str::from_utf8(&bytes.0).ok()).filter(|text| !text.is_empty())
 }
 
-/// What was learnt of a Secret's content, for as long as its version stays.
-#[derive(Clone)]
+/// What a Secret's content says.
 struct Learnt {
-    uid: String,
-    version: String,
+    meta: ChildMeta,
     wrong: Option<String>,
     rotated_for: Option<String>,
     certificate: Option<CertificateFacts>,
@@ -45,13 +42,12 @@ struct Learnt {
 /// Reads and makes Secrets.
 pub struct Secrets {
     client: Client,
-    learnt: Mutex<HashMap<(ClusterKey, SecretKind), Learnt>>,
 }
 
 impl Secrets {
     /// With a client whose writes pass the gate.
     pub fn new(client: Client) -> Self {
-        Self { client, learnt: Mutex::default() }
+        Self { client }
     }
 
     fn api(&self, cluster: &ClusterKey) -> Api<Secret> {
@@ -62,39 +58,28 @@ impl Secrets {
         call(format!("Secret {name} cannot be read"), self.api(cluster).get_opt(name)).await
     }
 
-    /// The cluster is gone.
-    pub fn forget(&self, cluster: &ClusterKey) {
-        self.learnt.lock().unwrap_or_else(PoisonError::into_inner).retain(|(of, _), _| of != cluster);
-    }
-
-    /// What is known of all Secrets of a cluster, given the metadata that the watch has.
-    pub async fn observe(
-        &self,
-        cluster: &ClusterKey,
-        seen: &BTreeMap<SecretKind, ChildMeta>,
-    ) -> BTreeMap<SecretKind, Known<SecretFacts>> {
+    /// What is known of all Secrets of a cluster.
+    pub async fn observe(&self, cluster: &ClusterKey) -> BTreeMap<SecretKind, Known<SecretFacts>> {
         let looks = SecretKind::ALL.into_iter().map(|kind| async move {
-            let Some(meta) = seen.get(&kind) else { return (kind, Known::Absent) };
-            match self.learn(cluster, kind, meta).await {
-                Ok(Some(learnt)) => (kind, Known::Present((meta.clone(), learnt))),
-                Ok(None) => (kind, Known::Absent),
+            match self.learn(cluster, kind).await {
+                Ok(learnt) => (kind, learnt.into()),
                 Err(error) => (kind, Known::Unknown(error.to_string())),
             }
         });
         let all: BTreeMap<_, _> = futures::future::join_all(looks).await.into_iter().collect();
         let authority = match all.get(&SecretKind::Ca) {
-            Some(Known::Present((_, learnt))) => learnt.authority.clone(),
+            Some(Known::Present(Learnt { authority, .. })) => authority.clone(),
             _ => None,
         };
         all.into_iter()
             .map(|(kind, known)| {
                 let known = match known {
-                    Known::Present((meta, learnt)) => {
+                    Known::Present(learnt) => {
                         let signed = kind == SecretKind::Ca || (authority.is_some() && learnt.authority == authority);
                         let certificate =
                             learnt.certificate.map(|facts| CertificateFacts { signed_by_ca: signed, ..facts });
                         Known::Present(SecretFacts {
-                            meta,
+                            meta: learnt.meta,
                             wrong: learnt.wrong,
                             rotated_for: learnt.rotated_for,
                             certificate,
@@ -108,25 +93,17 @@ impl Secrets {
             .collect()
     }
 
-    async fn learn(&self, cluster: &ClusterKey, kind: SecretKind, meta: &ChildMeta) -> Result<Option<Learnt>, Error> {
-        let key = (cluster.clone(), kind);
-        let known = self.learnt.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some(known) = known.filter(|known| known.uid == meta.uid && known.version == meta.version) {
-            return Ok(Some(known));
-        }
+    async fn learn(&self, cluster: &ClusterKey, kind: SecretKind) -> Result<Option<Learnt>, Error> {
         let name = kind.name(&Names::new(&*cluster.name));
         let Some(secret) = self.get(cluster, &name).await? else { return Ok(None) };
         let data = secret.data.clone().unwrap_or_default();
-        let learnt = Learnt {
-            uid: secret.metadata.uid.clone().unwrap_or_default(),
-            version: secret.metadata.resource_version.clone().unwrap_or_default(),
+        Ok(Some(Learnt {
+            meta: facts::child(&secret.metadata),
             wrong: wrong(kind, &data),
             rotated_for: annotation(&secret.metadata, ANNOTATION_ROTATE_PASSWORDS).map(Into::into),
             certificate: text(&data, CERTIFICATE).and_then(|pem| keys::read(pem.as_bytes())),
             authority: text(&data, AUTHORITY).map(|pem| crate::core::build::hash(&json!(pem.trim()))),
-        };
-        self.learnt.lock().unwrap_or_else(PoisonError::into_inner).insert(key, learnt.clone());
-        Ok(Some(learnt))
+        }))
     }
 
     /// What is known of a Secret of the user's.
@@ -138,11 +115,7 @@ impl Secrets {
                 let data = secret.data.unwrap_or_default();
                 let meta = secret.metadata;
                 Known::Present(UserSecret {
-                    version: format!(
-                        "{}/{}",
-                        meta.uid.unwrap_or_default(),
-                        meta.resource_version.unwrap_or_default()
-                    ),
+                    version: format!("{}/{}", meta.uid.unwrap_or_default(), meta.resource_version.unwrap_or_default()),
                     wrong: user_mistake(kind, &data),
                 })
             }
@@ -195,7 +168,8 @@ impl Secrets {
                     })?,
                     None => kept.map_or_else(random::password, ToOwned::to_owned),
                 };
-                let login = Login { username: username.clone(), password, host: host.clone(), database: database.clone() };
+                let login =
+                    Login { username: username.clone(), password, host: host.clone(), database: database.clone() };
                 (login.data().into_iter().map(|(key, value)| (key, ByteString(value.into_bytes()))).collect(), "Opaque")
             }
             SecretContent::Certificate { name, names, client } => match &source {
@@ -233,7 +207,9 @@ impl Secrets {
         let annotations = secret.metadata.annotations.get_or_insert_default();
         annotations.insert(ANNOTATION_HASH.into(), inputs.hash.clone());
         let rotated = match &before {
-            Some(before) if !fresh_password => annotation(&before.metadata, ANNOTATION_ROTATE_PASSWORDS).map(Into::into),
+            Some(before) if !fresh_password => {
+                annotation(&before.metadata, ANNOTATION_ROTATE_PASSWORDS).map(Into::into)
+            }
             _ => inputs.rotated_for.clone(),
         };
         if let Some(rotated) = rotated {
@@ -357,7 +333,9 @@ mod tests {
 
     #[test]
     fn a_users_secret_is_told_what_it_lacks() {
-        assert!(user_mistake(SecretKind::Server, &data(&[("tls.crt", "x"), ("tls.key", "y")])).unwrap().contains("ca.crt"));
+        assert!(
+            user_mistake(SecretKind::Server, &data(&[("tls.crt", "x"), ("tls.key", "y")])).unwrap().contains("ca.crt")
+        );
         assert_eq!(user_mistake(SecretKind::App, &data(&[])).as_deref(), Some("lacks the key password"));
         assert_eq!(user_mistake(SecretKind::App, &data(&[("password", "p:/@")])), None);
     }

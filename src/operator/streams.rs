@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
@@ -32,6 +30,8 @@ use crate::telemetry::metrics::OperatorMetrics;
 const WATCH_SECONDS: u32 = 195;
 /// Small pages: what a listing holds at a time is memory.
 const PAGE: u32 = 200;
+/// Pause after the first error of a watch.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause after errors of a watch.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -113,7 +113,8 @@ pub enum News<'a, T> {
 pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + Send + Sync + 'static) {
     let Watching { client, .. } = watching;
     let objects = Api::<DynamicObject>::all_with(client.clone(), &hello_operators());
-    let read = |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
+    let read =
+        |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
     follow(watching, objects, config(), "helloopperators", |mirrors| Some(&mirrors.objects), read, tell);
 
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
@@ -128,7 +129,6 @@ pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + 
     follow(watching, leases, ours(), "leases", |m| Some(&m.leases), |lease| facts::lease(&lease), quiet);
 
     metadata::<ConfigMap>(watching, Kind::ConfigMap);
-    metadata::<Secret>(watching, Kind::Secret);
     metadata::<ServiceAccount>(watching, Kind::ServiceAccount);
     metadata::<Role>(watching, Kind::Role);
     metadata::<RoleBinding>(watching, Kind::RoleBinding);
@@ -144,8 +144,7 @@ where
     let api = Api::<PartialObjectMeta<K>>::all(watching.client.clone());
     let read = move |object: PartialObjectMeta<K>| {
         let (cluster, name) = facts::place(&object.metadata)?;
-        let versioned = kind == Kind::Secret;
-        Some((cluster, name, Plain { meta: facts::child(&object.metadata), versioned }))
+        Some((cluster, name, Plain { meta: facts::child(&object.metadata) }))
     };
     follow(watching, api, ours(), kind.resource().3, move |m| m.plain(kind), read, |_, _| {});
 }
@@ -169,7 +168,7 @@ fn follow<K, T>(
     tokio::spawn(async move {
         let Some(mirror) = mirror(&mirrors) else { return };
         let mut stream = std::pin::pin!(watcher(api, config));
-        let mut pause = Duration::from_millis(500);
+        let mut pause = FIRST_PAUSE;
         let put = |object: K| {
             let Some((cluster, name, facts)) = read(object) else { return };
             let (before, matters) = mirror.put(&cluster, &name, facts.clone());
@@ -181,8 +180,11 @@ fn follow<K, T>(
         while let Some(event) = stream.next().await {
             match event {
                 Ok(event) => {
-                    metrics.watch_progressed(name);
-                    pause = Duration::from_millis(500);
+                    // An Init comes before each attempt to list, also before one that fails.
+                    if !matches!(event, watcher::Event::Init) {
+                        metrics.watch_progressed(name);
+                        pause = FIRST_PAUSE;
+                    }
                     match event {
                         watcher::Event::Init => mirror.begin(),
                         watcher::Event::InitApply(object) | watcher::Event::Apply(object) => put(object),

@@ -311,7 +311,8 @@ mod tests {
             assert_eq!(pod.metadata.labels.unwrap()["terry.com/cluster"], "db");
             let spec = pod.spec.unwrap();
             let container = &spec.containers[0];
-            let mounted: Vec<&str> = container.volume_mounts.as_ref().unwrap().iter().map(|m| m.name.as_str()).collect();
+            let mounted: Vec<&str> =
+                container.volume_mounts.as_ref().unwrap().iter().map(|m| m.name.as_str()).collect();
             for volume in spec.volumes.unwrap() {
                 assert!(mounted.contains(&volume.name.as_str()), "{} is mounted", volume.name);
             }

@@ -44,7 +44,8 @@ mod tests {
     #[test]
     fn a_retained_volume_has_no_owner_and_one_that_goes_has() {
         for (policy, owned) in [("Retain", false), ("Delete", true)] {
-            let cluster = cluster(json!({"storage": {"onDelete": policy, "walSize": "2Gi", "storageClassName": "fast"}}));
+            let cluster =
+                cluster(json!({"storage": {"onDelete": policy, "walSize": "2Gi", "storageClassName": "fast"}}));
             let wal: PersistentVolumeClaim = exact(&claim(scope(&cluster), 2, Volume::Wal));
             assert_eq!(wal.metadata.name.as_deref(), Some("db-2-wal"));
             assert_eq!(wal.metadata.owner_references.is_some(), owned, "{policy}");

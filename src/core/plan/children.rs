@@ -83,13 +83,12 @@ pub fn lasting(meta: &ChildMeta, id: &crate::core::world::ChildId, scope: Scope<
     let owned = matches!(meta.owner, Owner::Object(_));
     if owned != scope.lasting_owned() {
         let owner = scope.lasting_owned().then(|| scope.owner());
-        let reason =
-            if owner.is_some() { "storage.onDelete is Delete" } else { "storage.onDelete is Retain: it outlives the object" };
-        plan.push(
-            format!("owner of {id}"),
-            Action::SetOwner { id: id.clone(), uid: meta.uid.clone(), owner },
-            reason,
-        );
+        let reason = if owner.is_some() {
+            "storage.onDelete is Delete"
+        } else {
+            "storage.onDelete is Retain: it outlives the object"
+        };
+        plan.push(format!("owner of {id}"), Action::SetOwner { id: id.clone(), uid: meta.uid.clone(), owner }, reason);
     }
     true
 }

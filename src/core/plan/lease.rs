@@ -74,8 +74,11 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
     let Some(newest) = reports.iter().max_by_key(|report| (report.timeline, report.lsn)) else {
         return Ok(initial);
     };
-    let others: Vec<&str> =
-        reports.iter().filter(|report| report.system_id != newest.system_id).map(|report| report.instance.as_str()).collect();
+    let others: Vec<&str> = reports
+        .iter()
+        .filter(|report| report.system_id != newest.system_id)
+        .map(|report| report.instance.as_str())
+        .collect();
     if !others.is_empty() {
         return Err(format!(
             "the Lease of the primary is gone, and the volumes hold data of different clusters ({} and {}): remove the volume that does not belong here",

@@ -213,8 +213,7 @@ pub fn plan(world: &World) -> Plan {
         }
     };
     plan.notices.clone_from(&accepted.notices);
-    let scope =
-        Scope { cluster: &accepted.cluster, namespace: &world.object.namespace, uid: &world.object.uid };
+    let scope = Scope { cluster: &accepted.cluster, namespace: &world.object.namespace, uid: &world.object.uid };
     plan.members = Members::of(world, &accepted.cluster);
     if accepted.cluster.state == State::Paused {
         plan.accepted = Some(accepted);

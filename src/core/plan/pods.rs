@@ -109,7 +109,10 @@ fn create(world: &World, ordinal: u8, scope: Scope<'_>, plan: &mut Plan) {
     // A Pod whose Secret cannot be made would wait in vain, and say so in words of the kubelet's.
     let lacking = |kind: &SecretKind| {
         !matches!(world.secrets.get(kind), Some(Known::Present(_)))
-            && !plan.steps.iter().any(|step| matches!(&step.action, Action::MakeSecret { kind: made, .. } if made == kind))
+            && !plan
+                .steps
+                .iter()
+                .any(|step| matches!(&step.action, Action::MakeSecret { kind: made, .. } if made == kind))
     };
     if SecretKind::ALL.iter().any(lacking) {
         plan.does(Doing::Creating, format!("waits with {id} for its Secrets"));

@@ -25,7 +25,9 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
         })
         .collect();
     let primary = plan.members.primary;
-    let Some((ordinal, why)) = due.iter().rev().find(|(o, _)| Some(*o) != primary).or_else(|| due.last()) else { return };
+    let Some((ordinal, why)) = due.iter().rev().find(|(o, _)| Some(*o) != primary).or_else(|| due.last()) else {
+        return;
+    };
     let name = scope.cluster.names.instance(*ordinal);
     plan.does(Doing::Rolling, format!("PostgreSQL of {name} restarts: {why} ({} left)", due.len()));
     if !plan.members.wanted.iter().all(|ordinal| serves(world, *ordinal)) {

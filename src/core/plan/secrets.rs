@@ -59,11 +59,9 @@ pub fn inputs(world: &World, scope: Scope<'_>, kind: SecretKind) -> SecretInputs
     let instances = || (1..=MAX_INSTANCES).map(|ordinal| names.instance(ordinal));
     let content = match kind {
         SecretKind::Ca => SecretContent::Authority { name: format!("{} of {}", names.cluster(), scope.namespace) },
-        SecretKind::App => SecretContent::Login {
-            username: cluster.owner.clone(),
-            host,
-            database: cluster.database.clone(),
-        },
+        SecretKind::App => {
+            SecretContent::Login { username: cluster.owner.clone(), host, database: cluster.database.clone() }
+        }
         SecretKind::Superuser => SecretContent::Login { username: SUPERUSER.into(), host, database: "postgres".into() },
         SecretKind::Server => {
             let services =
@@ -161,11 +159,7 @@ fn source_mistake(world: &World, kind: SecretKind) -> Option<String> {
 /// Why a Secret has to be made anew, and whether with a new password.
 fn why_anew(world: &World, facts: &SecretFacts, inputs: &SecretInputs) -> Option<(String, bool)> {
     let login = matches!(inputs.content, SecretContent::Login { .. });
-    if login
-        && inputs.source.is_none()
-        && inputs.rotated_for.is_some()
-        && facts.rotated_for != inputs.rotated_for
-    {
+    if login && inputs.source.is_none() && inputs.rotated_for.is_some() && facts.rotated_for != inputs.rotated_for {
         return Some(("the annotation terry.com/rotate-passwords asks for a new password".into(), true));
     }
     if let Some(wrong) = &facts.wrong {

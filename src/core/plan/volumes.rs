@@ -2,9 +2,9 @@
 
 use super::children::lasting;
 use super::{Action, Doing, Plan};
+use crate::api::spec::State;
 use crate::core::build::{Scope, volume};
 use crate::core::world::{ChildId, Kind, Known, Volume, VolumeFacts, World};
-use crate::api::spec::State;
 
 /// Plans them.
 pub fn plan(world: &World, scope: Scope<'_>, plan: &mut Plan) {
