@@ -220,6 +220,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
-        assert!(!text.contains("disk") && !text.contains("connections"), "{text}");
+        assert!(!text.contains("hello_pg_disk") && !text.contains("hello_pg_connections"), "{text}");
     }
 }
