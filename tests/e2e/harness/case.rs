@@ -42,7 +42,7 @@ impl Case {
     }
 
     /// Removes the namespaces, and waits until what ran in them is gone: it would slow the next case down.
-    pub(super) async fn end(&self) -> Result {
+    pub async fn end(&self) -> Result {
         let all: Api<Namespace> = Api::all(self.client.clone());
         let names = self.namespaces.lock().await.clone();
         for name in &names {

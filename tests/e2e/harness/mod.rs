@@ -1,9 +1,13 @@
 //! What all cases stand on: one local cluster with our chart for the whole run, one namespace for each case, and what is
 //! left behind where one fails.
 
+// Each test binary uses its own part of this.
+#![allow(dead_code)]
+
 mod case;
 mod client;
 mod dump;
+mod idle;
 mod program;
 mod suite;
 mod terminal;
@@ -16,6 +20,7 @@ use futures::FutureExt;
 
 pub use case::{Case, condition, json_at};
 pub use client::ClientPod;
+pub use idle::writes_while_idle;
 pub use program::Said;
 pub use suite::Suite;
 pub use terminal::Terminal;
@@ -41,7 +46,7 @@ where
     R: Future<Output = Result>,
 {
     let _turn = TURN.read().await;
-    run_case(Suite::get().await?, name, body).await
+    run_case(Suite::get().await?, name, LIMIT, body).await
 }
 
 /// Runs a case that nothing else may run beside: it changes the CRD, the operator's Deployment or the nodes. Afterwards,
@@ -51,26 +56,35 @@ where
     F: FnOnce(&'static Suite, Case) -> R,
     R: Future<Output = Result>,
 {
+    alone_within(LIMIT, name, body).await
+}
+
+/// The same for what takes longer.
+pub async fn alone_within<F, R>(limit: Duration, name: &str, body: F) -> Result
+where
+    F: FnOnce(&'static Suite, Case) -> R,
+    R: Future<Output = Result>,
+{
     let _turn = TURN.write().await;
     let suite = Suite::get().await?;
-    let outcome = run_case(suite, name, body).await;
+    let outcome = run_case(suite, name, limit, body).await;
     let restored = suite.restore().await;
     outcome?;
     restored
 }
 
-async fn run_case<F, R>(suite: &'static Suite, name: &str, body: F) -> Result
+async fn run_case<F, R>(suite: &'static Suite, name: &str, limit: Duration, body: F) -> Result
 where
     F: FnOnce(&'static Suite, Case) -> R,
     R: Future<Output = Result>,
 {
     let case = Case::begin(suite, name).await?;
     let namespaces = case.namespaces();
-    let guarded = tokio::time::timeout(LIMIT, AssertUnwindSafe(body(suite, case.clone())).catch_unwind());
+    let guarded = tokio::time::timeout(limit, AssertUnwindSafe(body(suite, case.clone())).catch_unwind());
     let outcome = match guarded.await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(panic)) => Err(panic_text(panic.as_ref()).into()),
-        Err(_) => Err(format!("the case did not end within {LIMIT:?}").into()),
+        Err(_) => Err(format!("the case did not end within {limit:?}").into()),
     };
     let outcome = match outcome {
         Ok(()) => Ok(()),

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
+use kube::api::ListParams;
 use tokio::sync::OnceCell;
 
 use super::program::{Said, run};
@@ -117,6 +119,12 @@ impl Suite {
         let selector = format!("app.kubernetes.io/name={OPERATOR}");
         let wait = ["-n", OPERATOR_NAMESPACE, "wait", "pods", "-l", &selector, "--for=delete", "--timeout=60s"];
         self.kubectl(&wait, "").await?.ok().map(drop)
+    }
+
+    /// The Pods of the operator.
+    pub async fn operator_pods(&self) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client().await?, OPERATOR_NAMESPACE);
+        Ok(pods.list(&ListParams::default().labels(&format!("app.kubernetes.io/name={OPERATOR}"))).await?.items)
     }
 
     /// Nodes have power and network, the CRD is ours, and the operator runs as the chart says by default.
