@@ -265,6 +265,7 @@ fn progressing(plan: &Plan) -> Verdict {
                 .collect::<Vec<_>>()
                 .join("; "),
         ),
+        Doing::Updating => (true, "Updating", plan.progress.clone()),
         Doing::Starting => (true, "Starting", plan.progress.clone()),
         Doing::Creating => (true, "Creating", plan.progress.clone()),
         Doing::Scaling => (true, "Scaling", plan.progress.clone()),
@@ -326,8 +327,8 @@ fn phase(plan: &Plan, paused: bool, verdicts: &[Verdict]) -> &'static str {
         _ if holds("Degraded") => "Degraded",
         (None, Doing::Creating) => "Creating",
         (None, Doing::Starting) => "Starting",
-        (None, Doing::Nothing) if holds("Ready") => "Ready",
-        (None, Doing::Nothing) => "NotReady",
+        (None, Doing::Nothing | Doing::Updating) if holds("Ready") => "Ready",
+        (None, Doing::Nothing | Doing::Updating) => "NotReady",
     }
 }
 

@@ -203,6 +203,10 @@ fn follow<K, T>(
                         }
                     }
                 }
+                // The history that the watch would go on from is compacted away: it lists anew, at once.
+                Err(watcher::Error::WatchError(status)) if status.code == 410 => {
+                    tracing::debug!(resource = name, "listed anew");
+                }
                 Err(error) => {
                     metrics.failed(Category::Api);
                     tracing::warn!(resource = name, %error, "watch failed; it is begun again in {} ms", pause.as_millis());

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::children::lasting;
 use super::{Action, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Lsn, Report};
+use crate::api::agent::{ClusterConfig, Lsn, Phase, Report};
 use crate::core::build::{Scope, child};
 use crate::core::election::{Register, Release};
 use crate::core::world::{ChildId, Kind, Known, Volume, World};
@@ -86,14 +86,38 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
             others.join(", ")
         ));
     }
+    // While PostgreSQL still takes writes somewhere, what was reported is not the end.
+    if let Some(writing) = reports.iter().find(|report| report.phase == Phase::Primary) {
+        return Err(format!(
+            "the Lease of the primary is gone: it is made anew once {}, which cannot renew it, has stopped",
+            writing.instance
+        ));
+    }
     let timeline = newest.timeline.unwrap_or(1);
+    let known = last_known(&reports).unwrap_or(initial);
     Ok(Register {
+        // The holder stays named: by it, and by nothing else, the last primary's data are known.
         release: Some(Release { timeline, lsn: newest.lsn.unwrap_or(Lsn(0)) }),
         // Above every one that an agent still knows, so that none takes it for an older one.
-        term: reports.iter().map(|report| report.term).max().unwrap_or(0).saturating_add(1),
-        established: timeline,
-        reserved: timeline,
+        term: reports.iter().map(|report| report.term).max().unwrap_or(0).max(known.term).saturating_add(1),
+        established: timeline.max(known.established),
+        reserved: timeline.max(known.reserved),
         system_id: newest.system_id.clone(),
-        ..initial
+        instances: config.instances.clone(),
+        durability: config.durability,
+        ..known
     })
+}
+
+/// The register as it was last read by anybody: of the highest term, and there the holder's own word before others'.
+fn last_known(reports: &[&Report]) -> Option<Register> {
+    reports
+        .iter()
+        .filter_map(|report| {
+            let register: Register = serde_json::from_str(report.register.as_deref()?).ok()?;
+            let own = register.holder_instance() == Some(report.instance.as_str());
+            Some(((register.term, own, register.rules.len()), register))
+        })
+        .max_by_key(|(order, _)| *order)
+        .map(|(_, register)| register)
 }

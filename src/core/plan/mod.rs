@@ -125,6 +125,8 @@ impl Step {
 pub enum Doing {
     /// Nothing.
     Nothing,
+    /// Waits for agents to take over settings.
+    Updating,
     /// Waits for instances to become ready.
     Starting,
     /// Makes what is missing.

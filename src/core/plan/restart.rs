@@ -15,6 +15,17 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
     if scope.cluster.state != State::Running || plan.doing >= Doing::Starting {
         return;
     }
+    let behind: Vec<String> = plan
+        .members
+        .wanted
+        .iter()
+        .filter_map(|ordinal| world.reports.get(ordinal).and_then(Known::present))
+        .filter(|report| report.config_generation < config.generation)
+        .map(|report| report.instance.clone())
+        .collect();
+    if !behind.is_empty() {
+        plan.does(Doing::Updating, format!("waits until {} took over the settings", behind.join(", ")));
+    }
     let due: Vec<(u8, String)> = plan
         .members
         .wanted

@@ -3,6 +3,9 @@ use serde_json::{Value, json};
 
 use super::testing::{agents_work, apply_to, change, empty, present, settle};
 use super::{Action, Doing, Plan, plan};
+use crate::api::agent::{Lsn, Phase};
+use crate::api::spec::Durability;
+use crate::core::election::{Register, Rule};
 use crate::core::status::status;
 use crate::core::world::{Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
 
@@ -235,14 +238,23 @@ fn a_lease_that_is_gone_is_made_anew_only_from_the_answers_of_all() {
     let waits = plan(&world);
     assert!(!ids(&waits).iter().any(|id| id.starts_with("Lease")));
     assert!(waits.notices.iter().any(|notice| notice.reason == "LeaseLost" && notice.sentence.contains("db-2")));
-    agents_work(&mut world);
-    let Some(Known::Present(report)) = world.reports.get(&1).cloned() else { panic!() };
-    world.reports.insert(2, Known::Present(crate::api::agent::Report { instance: "db-2".into(), term: 9, ..report }));
+    let Some(Known::Present(answer)) = world.reports.get(&1).cloned() else { panic!() };
+    world.reports.insert(2, Known::Present(crate::api::agent::Report { instance: "db-2".into(), ..answer }));
+    assert!(plan(&world).notices.iter().any(|notice| notice.sentence.contains("once db-1")), "db-1 still takes writes");
+    let mut known = Register::initial(vec!["db-1".into()], Durability::Quorum);
+    (known.term, known.holder, known.rules) = (8, "db-1/uid/nonce".into(), vec![Rule::new(["m2"], 1)]);
+    for (ordinal, report) in &mut world.reports {
+        let report = present(report);
+        report.phase = Phase::Waiting;
+        (report.lsn, report.term) = (Some(Lsn(100 + u64::from(*ordinal))), 9);
+        report.register = (*ordinal == 1).then(|| serde_json::to_string(&known).unwrap());
+    }
     let made = plan(&world);
     apply_to(&mut world, &made);
     let lease = present(&mut world.lease);
     let register = present(&mut lease.register);
-    assert!(register.released() && register.term > 9, "{register:?}");
+    assert_eq!(register.release.as_ref().map(|release| release.lsn), Some(Lsn(103)));
+    assert_eq!((register.term, &register.holder, &register.rules), (10, &known.holder, &known.rules));
     assert_eq!(register.system_id.as_deref(), Some("7"));
 }
 
