@@ -201,7 +201,7 @@ fn worst(world: &World, plan: &Plan, failures: &[Failure]) -> Option<Trouble> {
         .reports
         .values()
         .filter_map(Known::present)
-        .filter(|report| report.phase == Phase::Failed)
+        .filter(|report| report.phase == Phase::Failed && !young(world, report))
         .map(|report| Trouble {
             reason: "InstanceFailed".into(),
             sentence: format!("{}: {}", report.instance, report.message.as_deref().unwrap_or("PostgreSQL cannot run")),
@@ -223,6 +223,18 @@ fn worst(world: &World, plan: &Plan, failures: &[Failure]) -> Option<Trouble> {
     }
     sentences.truncate(5);
     Some(Trouble { reason: first.reason, sentence: sentences.join("; ") })
+}
+
+/// Seconds in which a new instance may fail: it tries again while its primary starts.
+const YOUNG: i64 = 30;
+
+fn young(world: &World, report: &Report) -> bool {
+    let created = world
+        .object
+        .names
+        .ordinal(&report.instance)
+        .and_then(|ordinal| world.pods.present()?.get(&ordinal)?.created);
+    created.is_some_and(|created| world.now.as_second() - created.as_second() < YOUNG)
 }
 
 fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, writes: bool) -> Verdict {

@@ -15,7 +15,7 @@ use prometheus::IntGauge;
 use serde_json::json;
 
 use super::error::{Error, call};
-use super::events::Events;
+use super::events::{Events, News};
 use super::random::jitter;
 use crate::api::crd;
 use crate::api::names::{ANNOTATION_HASH, CRD_NAME, FIELD_MANAGER, VERSION};
@@ -138,7 +138,9 @@ pub async fn watch(watch: Watch, changed: impl Fn() + Send) {
                     if bare && watch.gate.leading() {
                         tracing::error!(crd = CRD_NAME, "{WHY}");
                         let reference = reference(&crd);
-                        watch.events.publish(&reference, true, "CrdReplaced", WHY).await;
+                        let occasion = crd.metadata.generation.unwrap_or(0);
+                        let news = News { warning: true, reason: "CrdReplaced", note: WHY, child: None, occasion };
+                        watch.events.publish(&reference, None, news).await;
                     } else if !bare {
                         tracing::info!(crd = CRD_NAME, "ours stands again");
                     }

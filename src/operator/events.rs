@@ -7,6 +7,7 @@ use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use super::mirror::ClusterKey;
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
 use crate::api::status::HelloOperatorStatus;
+use crate::core::world::ChildId;
 
 /// An event's note holds 1 kB.
 const MOST_NOTE: usize = 1000;
@@ -24,8 +25,8 @@ impl Events {
     }
 
     /// Tells of something that happened to a cluster.
-    pub async fn tell(&self, cluster: &ClusterKey, uid: &str, warning: bool, reason: &str, note: &str) {
-        let reference = ObjectReference {
+    pub async fn tell(&self, cluster: &ClusterKey, uid: &str, news: News<'_>) {
+        let regarding = ObjectReference {
             api_version: Some(format!("{GROUP}/{VERSION}")),
             kind: Some(KIND.into()),
             name: Some(cluster.name.to_string()),
@@ -33,26 +34,49 @@ impl Events {
             uid: Some(uid.into()),
             ..ObjectReference::default()
         };
-        self.publish(&reference, warning, reason, note).await;
+        let related = news.child.map(|child| ObjectReference {
+            kind: Some(child.kind.as_str().into()),
+            name: Some(child.name.clone()),
+            namespace: Some(cluster.namespace.to_string()),
+            ..ObjectReference::default()
+        });
+        self.publish(&regarding, related, news).await;
     }
 
     /// Tells of something that happened to any object.
-    pub async fn publish(&self, reference: &ObjectReference, warning: bool, reason: &str, note: &str) {
+    pub async fn publish(&self, regarding: &ObjectReference, related: Option<ObjectReference>, news: News<'_>) {
+        let News { warning, reason, note, occasion, .. } = news;
         let end = (0..=MOST_NOTE.min(note.len())).rev().find(|at| note.is_char_boundary(*at)).unwrap_or(0);
         let event = Event {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: reason.into(),
             note: Some(note.get(..end).unwrap_or_default().into()),
-            action: reason.into(),
-            secondary: None,
+            // The recorder takes events for repeated that differ in the note alone, and shows the first one's.
+            action: format!("{reason}-{occasion}"),
+            secondary: related,
         };
-        let publish = self.recorder.publish(&event, reference);
+        let publish = self.recorder.publish(&event, regarding);
         match tokio::time::timeout(super::error::CALL, publish).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, reason, "event not written"),
             Err(_) => tracing::debug!(reason, "event not written in time"),
         }
     }
+}
+
+/// Something worth an event.
+#[derive(Debug, Clone, Copy)]
+pub struct News<'a> {
+    /// Whether it is bad.
+    pub warning: bool,
+    /// The reason, in CamelCase.
+    pub reason: &'a str,
+    /// A sentence.
+    pub note: &'a str,
+    /// What it is about, beside the object.
+    pub child: Option<&'a ChildId>,
+    /// Generation of the object: what happens again because of another spec is another event.
+    pub occasion: i64,
 }
 
 /// What a change of status is worth telling: warning, reason, note.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::apply::{Applied, Applier};
 use super::crd::Degraded;
 use super::error::{Error, call};
-use super::events::{self, Events};
+use super::events::{self, Events, News};
 use super::mirror::ClusterKey;
 use super::object::Entry;
 use super::observe::{Observer, blank};
@@ -29,7 +29,7 @@ use crate::leader::Gate;
 use crate::telemetry::metrics::{ClusterState, OperatorMetrics, Outcome};
 
 /// Pace of looks at a settled cluster: what no watch tells (agents' reports, the user's own Secrets) is seen by then.
-const SETTLED: Duration = Duration::from_secs(45);
+const SETTLED: Duration = Duration::from_secs(30);
 /// Pace while something is under way.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 /// Right after something was written.
@@ -168,7 +168,11 @@ impl Reconciler {
         self.memories().entry(key.clone()).or_default().failures.clone_from(&failures);
         for step in &applied.done {
             if let Some(reason) = step.event {
-                self.events.tell(key, &entry.uid, false, reason, &format!("{}: {}", step.id, step.reason)).await;
+                let note = format!("{}: {}", step.id, step.reason);
+                let child = step.child(&world.object.names);
+                let (child, occasion) = (child.as_ref(), entry.generation);
+                let news = News { warning: false, reason, note: &note, child, occasion };
+                self.events.tell(key, &entry.uid, news).await;
             }
         }
         let status = status(&world, &plan, &failures);
@@ -294,7 +298,8 @@ impl Reconciler {
             } else {
                 tracing::info!(cluster = %key, reason, "{note}");
             }
-            self.events.tell(key, &entry.uid, warning, &reason, &note).await;
+            let news = News { warning, reason: &reason, note: &note, child: None, occasion: entry.generation };
+            self.events.tell(key, &entry.uid, news).await;
         }
     }
 

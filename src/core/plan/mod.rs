@@ -105,17 +105,18 @@ pub struct Step {
 }
 
 impl Step {
-    /// What the step is about, when that is a child.
-    pub fn child(&self, namespace_names: &crate::api::names::Names) -> Option<ChildId> {
+    /// What the step is about.
+    pub fn child(&self, names: &crate::api::names::Names) -> Option<ChildId> {
         use super::world::Kind;
         match &self.action {
             Action::Create(child) | Action::Apply(child) => Some(child.id.clone()),
-            Action::MakeSecret { kind, .. } => Some(ChildId::new(Kind::Secret, kind.name(namespace_names))),
+            Action::MakeSecret { kind, .. } => Some(ChildId::new(Kind::Secret, kind.name(names))),
             Action::SetOwner { id, .. }
             | Action::Grow { id, .. }
             | Action::Delete { id, .. }
             | Action::MarkPod { id, .. } => Some(id.clone()),
-            Action::Restart { .. } | Action::Leave { .. } => None,
+            Action::Restart { ordinal, .. } => Some(ChildId::new(Kind::Pod, names.instance(*ordinal))),
+            Action::Leave { command, .. } => Some(ChildId::new(Kind::Pod, command.instance.clone())),
         }
     }
 }

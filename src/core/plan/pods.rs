@@ -37,7 +37,11 @@ pub fn plan(world: &World, scope: Scope<'_>, plan: &mut Plan) {
             roll(pods, world, scope, plan);
         }
     } else {
-        plan.does(Doing::Starting, waits_for(world, pods, scope, plan));
+        let waits = waits_for(world, pods, scope, plan);
+        let rolling = plan.members.wanted.iter().any(|ordinal| {
+            pods.get(ordinal).is_some_and(|pod| pod.running && outdated(world, *ordinal, pod, scope).is_some())
+        });
+        plan.does(if rolling { Doing::Rolling } else { Doing::Starting }, waits);
     }
     replace_stuck(world, pods, scope, plan);
 }
