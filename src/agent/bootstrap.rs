@@ -109,7 +109,7 @@ async fn fill(processes: &Processes, layout: &Layout, wish: &Wish) -> Result<(),
             super::postmaster::forward(&line);
         }
     });
-    let outcome = define(&mut running, wish).await;
+    let outcome = define(&mut running, layout, wish).await;
     running.signal(if outcome.is_ok() { Signal::INT } else { Signal::QUIT });
     let ended = tokio::time::timeout(START_LIMIT, running.wait()).await;
     if ended.is_err() {
@@ -126,14 +126,15 @@ async fn fill(processes: &Processes, layout: &Layout, wish: &Wish) -> Result<(),
     }
 }
 
-async fn define(running: &mut Running, wish: &Wish) -> Result<(), Error> {
+async fn define(running: &mut Running, layout: &Layout, wish: &Wish) -> Result<(), Error> {
     let socket = Socket::new(&wish.private, 5432);
+    let staging = layout.staging();
     let session = tokio::select! {
         status = running.wait() => {
             let outcome = status.map_or_else(|error| error.to_string(), |status| format!("ended with {status}"));
             return Err(Error::Program { program: "postgres".into(), outcome });
         }
-        session = super::postmaster::first_session(&socket, START_LIMIT) => session?,
+        session = super::postmaster::first_session(&staging, &socket, START_LIMIT) => session?,
     };
     let owner = quote::identifier(&wish.owner.username);
     let database = quote::identifier(&wish.database);

@@ -41,7 +41,8 @@ async fn copy(
         .arg("--pgdata")
         .arg(&staging)
         .arg("--dbname")
-        .arg(upstream.conninfo(member))
+        // Not the member's name: this stream confirms positions too, and nothing of it is synced yet.
+        .arg(upstream.conninfo("hello-clone"))
         .arg("--slot")
         .arg(slots::of(member))
         .args(["--wal-method=stream", "--checkpoint=fast", "--no-sync", "--no-manifest", "--no-password", "--progress"])

@@ -7,7 +7,7 @@ use super::Error;
 use super::files::Secrets;
 use super::postmaster::Files;
 use super::sql::Socket;
-use super::volume::{Layout, disk};
+use super::volume::{Chosen, Layout, disk};
 use crate::api::agent::ClusterConfig;
 use crate::api::names::PORT_POSTGRES;
 use crate::core::election::{Source, SyncSetting};
@@ -50,7 +50,7 @@ pub enum Aim {
 
 impl Place {
     /// The files of the data directory.
-    pub fn files(&self, config: &ClusterConfig, aim: &Aim) -> Result<Files, Error> {
+    pub fn files(&self, config: &ClusterConfig, chosen: &Chosen, aim: &Aim) -> Result<Files, Error> {
         let version_file = self.layout.pgdata().join("PG_VERSION");
         let version = std::fs::read_to_string(&version_file).map_err(Error::io("read", version_file))?;
         let standby = matches!(aim, Aim::Standby { .. });
@@ -62,9 +62,9 @@ impl Place {
             tls: self.secrets.tls(),
             role: self.role(config, aim)?,
         };
-        let derived = self.derived(config)?;
-        let all = settings::render(&derived, &config.parameters, &own);
-        Ok(Files { conf: settings::text(&all), hba: hba::render(&config.hba), standby })
+        let derived = self.derived(config, chosen)?;
+        let all = settings::render(&derived, &chosen.parameters, &own);
+        Ok(Files { conf: settings::text(&all), hba: hba::render(&chosen.hba), standby })
     }
 
     fn role(&self, config: &ClusterConfig, aim: &Aim) -> Result<Role, Error> {
@@ -80,13 +80,13 @@ impl Place {
         })
     }
 
-    fn derived(&self, config: &ClusterConfig) -> Result<BTreeMap<String, String>, Error> {
+    fn derived(&self, config: &ClusterConfig, chosen: &Chosen) -> Result<BTreeMap<String, String>, Error> {
         let storage = &config.spec.storage;
         // What was asked for, because a volume may be a folder of a much larger disk that others share.
         let asked = storage.wal_size.as_ref().unwrap_or(&storage.size);
         let asked = quantity::parse(&asked.0).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
         let size = asked.min(disk(self.layout.wal())?.total);
-        let connections = config.parameters.get("max_connections").and_then(|value| value.parse().ok()).unwrap_or(100);
+        let connections = chosen.parameters.get("max_connections").and_then(|value| value.parse().ok()).unwrap_or(100);
         Ok(settings::derived(self.memory, size, connections))
     }
 

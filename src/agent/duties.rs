@@ -16,6 +16,7 @@ use super::report::Numbers;
 use super::rules::confirm;
 use super::run::{Agent, Event, show};
 use super::sql::{Slot, Socket};
+use super::volume::Chosen;
 use crate::api::agent::{Phase, Report};
 use crate::api::names::SUPERUSER;
 use crate::core::election::{Boot, Data, EngineState, Identity, Job, Rule, SyncSetting};
@@ -76,13 +77,15 @@ pub(super) struct Duties {
     server: Fingerprint,
     api: Fingerprint,
     passwords_mounted: Fingerprint,
+    /// Why the configuration cannot be made.
+    trouble: Option<String>,
     observed_at: Boot,
     streamed_at: Option<Boot>,
 }
 
 /// The files that PostgreSQL reads or has to read again.
 struct Written {
-    generation: i64,
+    chosen: Chosen,
     sync: Option<SyncSetting>,
     files: Files,
     /// Whether PostgreSQL has to be told.
@@ -110,6 +113,7 @@ impl Duties {
             server: secrets.fingerprint(&["server", "replication"]),
             api: secrets.fingerprint(&["replication"]),
             passwords_mounted: secrets.fingerprint(&["app", "superuser"]),
+            trouble: None,
             observed_at: Duration::ZERO,
             streamed_at: None,
         }
@@ -126,13 +130,18 @@ impl Duties {
     }
 
     /// PostgreSQL is about to start with these files.
-    pub(super) fn wrote(&mut self, generation: i64, aim: &Aim, files: Files) {
+    pub(super) fn wrote(&mut self, chosen: Chosen, aim: &Aim, files: Files) {
         let sync = sync_of(aim);
         (self.confirmed, self.passwords_set, self.from_empty) = (None, None, false);
         self.pending.clear();
-        self.written = Some(Written { generation, sync, files, told: true });
-        // Which settings wait for a restart is asked once it runs; after a start, none does.
-        self.loaded = generation;
+        // After a start, no setting waits for a restart.
+        self.loaded = chosen.generation;
+        self.written = Some(Written { chosen, sync, files, told: true });
+    }
+
+    /// The settings with which PostgreSQL was started.
+    pub(super) fn started_with(&self) -> Option<Chosen> {
+        self.written.as_ref().map(|written| written.chosen.clone())
     }
 }
 
@@ -219,20 +228,20 @@ impl Agent {
             EngineState::Stopped | EngineState::Busy(_) => return,
         };
         let (Some(config), Some(postmaster)) = (&self.config, &self.postmaster) else { return };
-        let files = match self.place.files(config, &aim) {
+        let chosen = self.chosen(config);
+        let files = match self.place.files(config, &chosen, &aim) {
             Ok(files) => files,
             Err(error) => {
-                self.trouble = Some(error.to_string());
+                self.duties.trouble = Some(error.to_string());
                 return;
             }
         };
-        let generation = config.generation;
         let sync = sync_of(&aim);
         match &mut self.duties.written {
-            Some(written) if written.files == files => written.generation = generation,
+            Some(written) if written.files == files => written.chosen = chosen,
             _ => {
                 if let Err(error) = files.write(&self.place.layout.pgdata()) {
-                    self.trouble = Some(error.to_string());
+                    self.duties.trouble = Some(error.to_string());
                     return;
                 }
                 let before = self.duties.written.as_ref().and_then(|written| written.sync.clone());
@@ -242,20 +251,22 @@ impl Agent {
                     tracing::info!(names = %sync_names::any(after.k, &after.members), "commits wait for");
                     self.duties.from_empty |= before.k == 0 && after.k > 0;
                 }
-                self.duties.written = Some(Written { generation, sync, files, told: false });
+                self.duties.written = Some(Written { chosen, sync, files, told: false });
             }
         }
+        self.duties.trouble = None;
         let Some(written) = &mut self.duties.written else { return };
-        if written.told && self.duties.loaded == written.generation || !self.duties.reloading.due() {
+        if written.told && self.duties.loaded == written.chosen.generation || !self.duties.reloading.due() {
             return;
         }
         let reload = !written.told;
         written.told = true;
+        let chosen = written.chosen.clone();
         self.duties.reloading.begin();
         let (socket, postmaster, events) = (self.place.socket.clone(), postmaster.clone(), self.events.clone());
         tokio::spawn(async move {
             let outcome = read_again(&socket, &postmaster, reload).await;
-            let _ = events.send(Event::Reloaded(generation, outcome)).await;
+            let _ = events.send(Event::Reloaded(chosen, outcome)).await;
         });
     }
 
@@ -399,7 +410,7 @@ impl Agent {
             tracing::warn!(%error, category = error.category().as_str(), what, "will be tried again");
         };
         match event {
-            Event::Observed(Ok(seen)) => {
+            Event::Observed(Ok(Some(seen))) => {
                 self.duties.observed_at = boottime();
                 if seen.status.streaming_from.is_some() {
                     self.duties.streamed_at = Some(boottime());
@@ -410,8 +421,10 @@ impl Agent {
                     self.succeeded();
                 }
             }
-            Event::Observed(Err(error)) => {
-                tracing::debug!(%error, "PostgreSQL does not answer");
+            Event::Observed(outcome) => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "PostgreSQL does not answer");
+                }
                 if boottime().saturating_sub(self.duties.observed_at) >= FRESH {
                     self.observation = None;
                 }
@@ -442,12 +455,23 @@ impl Agent {
                     }
                 }
             }
-            Event::Reloaded(generation, Ok(pending)) => {
+            Event::Reloaded(chosen, Ok(Reread { pending, errors })) => {
+                self.duties.reloading.end(Duration::ZERO);
+                if !errors.is_empty() {
+                    self.reject(&chosen, &errors.join("; "));
+                    return;
+                }
                 if pending != self.duties.pending && !pending.is_empty() {
                     tracing::info!(settings = %pending.join(", "), "these settings wait for a restart");
                 }
-                (self.duties.loaded, self.duties.pending) = (generation, pending);
-                self.duties.reloading.end(Duration::ZERO);
+                self.duties.loaded = chosen.generation;
+                // What waits for a restart is proven by that restart only.
+                if pending.is_empty()
+                    && let Err(error) = self.accept(chosen)
+                {
+                    warn("the state on the volume", &error);
+                }
+                self.duties.pending = pending;
             }
             Event::Reloaded(_, Err(error)) => {
                 warn("the reload of the configuration", &error);
@@ -471,6 +495,7 @@ impl Agent {
             },
             Event::Passwords(fingerprint, outcome) => match outcome {
                 Ok(()) => {
+                    tracing::info!("the passwords are those of the Secrets");
                     self.duties.passwords_set = Some(fingerprint);
                     self.duties.passwords.end(Duration::ZERO);
                 }
@@ -537,7 +562,7 @@ impl Agent {
             EngineState::Busy(Job::Clone) => Phase::Cloning,
             EngineState::Busy(Job::StartPrimary | Job::StartStandby) => Phase::Starting,
             EngineState::Busy(Job::StopPrimary | Job::StopStandby) => Phase::Stopped,
-            EngineState::Stopped if self.trouble.is_some() => Phase::Failed,
+            EngineState::Stopped if self.trouble.is_some() || self.refusal.is_some() => Phase::Failed,
             EngineState::Stopped if self.stopping.is_some() => Phase::Stopped,
             EngineState::Stopped => Phase::Waiting,
         }
@@ -584,29 +609,34 @@ impl Agent {
     }
 }
 
-/// Has PostgreSQL read its files again, and returns the settings that wait for a restart, as a session sees them that was
-/// opened after the postmaster had read them.
-async fn read_again(socket: &Socket, postmaster: &Postmaster, reload: bool) -> Result<Vec<String>, Error> {
-    if !reload {
-        return socket.open("postgres").await?.pending_restart().await;
-    }
+/// What a session sees that was opened after the postmaster had read its files again.
+#[derive(Debug)]
+pub struct Reread {
+    /// Settings that wait for a restart.
+    pub pending: Vec<String>,
+    /// What PostgreSQL does not accept.
+    pub errors: Vec<String>,
+}
+
+/// Has PostgreSQL read its files again.
+async fn read_again(socket: &Socket, postmaster: &Postmaster, reload: bool) -> Result<Reread, Error> {
     let loaded = async || socket.open("postgres").await?.loaded_at().await;
-    let before = match loaded().await {
-        Ok(before) => before,
-        Err(error) => {
-            // It must hear of it even if it does not answer: a replica that waits for its primary, for instance.
-            postmaster.reload();
-            return Err(error);
+    if reload {
+        let before = match loaded().await {
+            Ok(before) => before,
+            Err(error) => {
+                // It must hear of it even if it does not answer: a replica that waits for its primary, for instance.
+                postmaster.reload();
+                return Err(error);
+            }
+        };
+        postmaster.reload();
+        let end = tokio::time::Instant::now() + RELOAD;
+        // With a broken line in it, the postmaster does not take the file over at all; then the errors say why.
+        while loaded().await? == before && tokio::time::Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-    };
-    postmaster.reload();
-    let end = tokio::time::Instant::now() + RELOAD;
-    while loaded().await? == before {
-        if tokio::time::Instant::now() >= end {
-            let errors = socket.open("postgres").await?.configuration_errors().await?;
-            return Err(Error::Invalid { what: "PostgreSQL's configuration", message: errors.join("; ") });
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    socket.open("postgres").await?.pending_restart().await
+    let session = socket.open("postgres").await?;
+    Ok(Reread { pending: session.pending_restart().await?, errors: session.configuration_errors().await? })
 }

@@ -1,10 +1,12 @@
 //! A task beside the loop that asks PostgreSQL what it does. The loop never waits for SQL.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
 use super::Error;
+use super::postmaster::accepts_sessions;
 use super::run::Event;
 use super::sql::{Session, Slot, Socket, Status, Walsender};
 
@@ -30,6 +32,7 @@ const SIZES_EVERY: Duration = Duration::from_mins(1);
 /// Observes for the life of the agent, while `running` says that there is a PostgreSQL.
 pub async fn observe(
     socket: Socket,
+    pgdata: PathBuf,
     mut running: watch::Receiver<bool>,
     eager: watch::Receiver<bool>,
     events: mpsc::Sender<Event>,
@@ -44,6 +47,7 @@ pub async fn observe(
         let seen = async {
             let open = match session.take() {
                 Some(open) => open,
+                None if !accepts_sessions(&pgdata) => return Ok(None),
                 None => socket.open("postgres").await?,
             };
             let mut seen = look(&open).await?;
@@ -52,13 +56,14 @@ pub async fn observe(
                 measured = Some(tokio::time::Instant::now());
             }
             seen.databases.clone_from(&databases);
-            Ok::<_, Error>((open, seen))
+            Ok::<_, Error>(Some((open, seen)))
         };
         let event = match seen.await {
-            Ok((open, seen)) => {
+            Ok(Some((open, seen))) => {
                 session = Some(open);
-                Event::Observed(Ok(Box::new(seen)))
+                Event::Observed(Ok(Some(Box::new(seen))))
             }
+            Ok(None) => Event::Observed(Ok(None)),
             Err(error) => Event::Observed(Err(error)),
         };
         if events.send(event).await.is_err() {

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -30,6 +30,7 @@ pub struct Postmaster {
 struct Says {
     wal_is_gone: AtomicBool,
     diverged: AtomicBool,
+    complaint: Mutex<String>,
 }
 
 /// Files in the data directory that the agent writes.
@@ -141,6 +142,11 @@ impl Postmaster {
         self.says.diverged.load(Ordering::Relaxed)
     }
 
+    /// The last thing that it complained about.
+    pub fn complaint(&self) -> String {
+        self.says.complaint.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Shuts down in order: sessions end, a last checkpoint is written, replicas get everything. True if it came to its
     /// clean end within the limit; else everything is killed.
     pub async fn stop(&self, processes: &Processes, limit: Duration) -> bool {
@@ -155,6 +161,13 @@ impl Postmaster {
     }
 }
 
+/// Whether the PostgreSQL on this data directory accepts sessions, as it says itself in postmaster.pid. Asking it by a
+/// session would put an error into its log each time.
+pub fn accepts_sessions(pgdata: &Path) -> bool {
+    let says = std::fs::read_to_string(pgdata.join("postmaster.pid")).unwrap_or_default();
+    matches!(says.lines().nth(7).map(str::trim), Some("ready" | "standby"))
+}
+
 /// Kills every process below the agent, from a thread of its own. False if some were left after the stop budget.
 pub async fn kill(processes: &Processes) -> bool {
     let processes = processes.clone();
@@ -162,14 +175,18 @@ pub async fn kill(processes: &Processes) -> bool {
 }
 
 /// Waits for the first session.
-pub async fn first_session(socket: &Socket, limit: Duration) -> Result<Session, Error> {
+pub async fn first_session(pgdata: &Path, socket: &Socket, limit: Duration) -> Result<Session, Error> {
     let end = tokio::time::Instant::now() + limit;
     loop {
-        match socket.open("postgres").await {
-            Ok(session) => return Ok(session),
-            Err(error) if tokio::time::Instant::now() >= end => return Err(error),
-            Err(_) => tokio::time::sleep(Duration::from_millis(25)).await,
+        let late = tokio::time::Instant::now() >= end;
+        if late || accepts_sessions(pgdata) {
+            match socket.open("postgres").await {
+                Ok(session) => return Ok(session),
+                Err(error) if late => return Err(error),
+                Err(_) => {}
+            }
         }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -181,6 +198,9 @@ async fn follow(pipe: impl tokio::io::AsyncRead + Unpin, says: Arc<Says>) {
         }
         if logline::says_it_diverged(&line) {
             says.diverged.store(true, Ordering::Relaxed);
+        }
+        if let Some(complaint) = logline::complaint(&line) {
+            complaint.clone_into(&mut says.complaint.lock().unwrap_or_else(PoisonError::into_inner));
         }
         forward(&line);
     }

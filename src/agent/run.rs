@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::Error;
 use super::conf::Place;
+use super::duties::Reread;
 use super::endpoints::{Endpoints, Routes};
 use super::fence::Fence;
 use super::files::{Fingerprint, Secrets};
@@ -29,7 +30,7 @@ use super::report::Shared;
 use super::sql::Socket;
 use super::steps::{JobEnd, JobTask};
 use super::tls::Tls;
-use super::volume::{Layout, State, VolumeLock};
+use super::volume::{Chosen, Layout, State, VolumeLock};
 use crate::api::agent::{ClusterConfig, CommandAnswer, LeaveCommand, RestartCommand};
 use crate::api::names::{Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::config::AgentArgs;
@@ -58,14 +59,14 @@ pub enum Event {
     Config(Result<Box<ClusterConfig>, Error>),
     /// The job on PostgreSQL with this number ended.
     Job(u64, Box<JobEnd>),
-    /// PostgreSQL said what it does, or did not answer.
-    Observed(Result<Box<Observation>, Error>),
+    /// PostgreSQL said what it does, or that it accepts no sessions yet, or did not answer.
+    Observed(Result<Option<Box<Observation>>, Error>),
     /// The other agents answered.
     Heard(Vec<Heard>, Vec<String>, i64),
     /// A proof of a sync rule ended.
     Confirmed(Rule, String, Result<bool, Error>),
-    /// PostgreSQL has read the configuration of this generation again; these settings wait for a restart.
-    Reloaded(i64, Result<Vec<String>, Error>),
+    /// PostgreSQL has read its configuration again.
+    Reloaded(Chosen, Result<Reread, Error>),
     /// The slots were looked after.
     Slots(Result<(), Error>),
     /// The EndpointSlices were looked after.
@@ -152,6 +153,10 @@ pub(super) struct Agent {
     /// What is wrong or what is awaited, for people: of the loop, and of PostgreSQL.
     pub(super) waits: Option<String>,
     pub(super) trouble: Option<String>,
+    /// Why nothing can be done with this data.
+    pub(super) refusal: Option<String>,
+    /// The configuration of this generation is not accepted by PostgreSQL; this is why.
+    pub(super) rejected: Option<(i64, String)>,
     pub(super) running: watch::Sender<bool>,
     pub(super) eager: watch::Sender<bool>,
 }
@@ -199,7 +204,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
     .await?;
     let (running, running_seen) = watch::channel(false);
     let (eager, eager_seen) = watch::channel(true);
-    tokio::spawn(observe(socket.clone(), running_seen, eager_seen, events.clone()));
+    tokio::spawn(observe(socket.clone(), layout.pgdata(), running_seen, eager_seen, events.clone()));
     watch_api(client.clone(), &args.namespace, &names, &events);
     listen_to_signals(&events)?;
 
@@ -246,6 +251,8 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         restart: None,
         waits: None,
         trouble: None,
+        refusal: None,
+        rejected: None,
         running,
         eager,
     };
@@ -400,6 +407,9 @@ impl Agent {
             Terms { instances: config.instances.clone(), durability: config.durability, k, bounds: config.lease };
         if self.config.as_ref().is_none_or(|present| present.generation != config.generation) {
             tracing::info!(generation = config.generation, "new configuration");
+        }
+        if self.rejected.as_ref().is_some_and(|(generation, _)| *generation != config.generation) {
+            self.rejected = None;
         }
         self.members.wanted(&terms.instances);
         self.terms = Some(terms);

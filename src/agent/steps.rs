@@ -6,11 +6,11 @@ use super::Error;
 use super::bootstrap::{Wish, bootstrap, control};
 use super::clone::clone;
 use super::conf::Aim;
-use super::postmaster::{Postmaster, first_session, kill};
+use super::postmaster::{Postmaster, accepts_sessions, kill};
 use super::process::boottime;
 use super::run::{Agent, Event, Task, random_word};
-use super::volume::{Staged, State};
-use crate::api::agent::Lsn;
+use super::volume::{Chosen, Staged, State};
+use crate::api::agent::{ClusterConfig, Lsn};
 use crate::core::election::{Data, EngineState, EngineStep, Job, Member, Source, SyncSetting, engine_step, rules};
 use crate::engine::postgres::control::ControlData;
 
@@ -50,7 +50,6 @@ impl Agent {
         let layout = &self.place.layout;
         self.data = if layout.has_data() {
             let control = control(&self.processes, &layout.pgdata()).await?;
-            self.critical = Some(control.critical);
             if self.state.member.is_none() {
                 // A volume from elsewhere: its data gets an id, and no proof or marker.
                 self.state.member = Some(format!("{}-{}", self.me.instance, random_word()));
@@ -65,7 +64,8 @@ impl Agent {
         Ok(())
     }
 
-    fn present(&self, control: &ControlData) -> Data {
+    fn present(&mut self, control: &ControlData) -> Data {
+        self.critical = Some(control.critical);
         let (timeline, end) = control.reached();
         Data::Present(Member {
             id: self.state.member.clone().unwrap_or_default(),
@@ -117,16 +117,53 @@ impl Agent {
         self.postmaster = None;
         self.observation = None;
         self.engine = EngineState::Stopped;
-        match control(&self.processes, &self.place.layout.pgdata()).await {
-            Ok(control) => self.data = self.present(&control),
-            Err(error) => tracing::warn!(%error, "the control file cannot be read"),
+        // The fence's own thread may still be killing whatever is below us; once more is enough then.
+        for _ in 0..2 {
+            match control(&self.processes, &self.place.layout.pgdata()).await {
+                Ok(control) => {
+                    self.data = self.present(&control);
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the control file cannot be read"),
+            }
         }
+    }
+
+    /// The settings to use: the user's, or the last good ones while those are not accepted.
+    pub(super) fn chosen(&self, config: &ClusterConfig) -> Chosen {
+        if self.rejected.as_ref().is_some_and(|(generation, _)| *generation == config.generation) {
+            return self.state.accepted.clone().unwrap_or_default();
+        }
+        Chosen { generation: config.generation, parameters: config.parameters.clone(), hba: config.hba.clone() }
+    }
+
+    /// PostgreSQL has started with these settings, or read them without a complaint.
+    pub(super) fn accept(&mut self, chosen: Chosen) -> Result<(), Error> {
+        if self.state.accepted.as_ref().is_some_and(|accepted| accepted.says_the_same(&chosen)) {
+            return Ok(());
+        }
+        self.remember(|state| state.accepted = Some(chosen))
+    }
+
+    /// PostgreSQL does not accept these settings.
+    pub(super) fn reject(&mut self, chosen: &Chosen, why: &str) {
+        let good = self.state.accepted.clone().unwrap_or_default();
+        let present = self.config.as_ref().is_some_and(|config| config.generation == chosen.generation);
+        if !present || good.says_the_same(chosen) || self.rejected.is_some() {
+            return;
+        }
+        let why = format!(
+            "PostgreSQL does not accept spec.postgresql of generation {}, and goes on with its last good settings: {why}",
+            chosen.generation
+        );
+        tracing::error!("{why}");
+        self.rejected = Some((chosen.generation, why));
     }
 
     fn fail(&mut self, error: &Error) {
         tracing::warn!(%error, category = error.category().as_str(), "PostgreSQL");
         self.trouble = Some(error.to_string());
-        let pause = Duration::from_millis(500) * 2_u32.saturating_pow(self.failures.min(10));
+        let pause = Duration::from_millis(250) * 2_u32.saturating_pow(self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
         self.not_before = boottime() + pause.min(LONGEST_PAUSE);
     }
@@ -140,6 +177,9 @@ impl Agent {
         self.notice_lost_wal();
         for _ in 0..6 {
             let step = self.decide(engine_step);
+            if !matches!(step, EngineStep::Refuse(_)) {
+                self.refusal = None;
+            }
             let again = match self.carry_out(step).await {
                 Ok(again) => again,
                 Err(error) => {
@@ -166,9 +206,9 @@ impl Agent {
                 Ok(false)
             }
             EngineStep::Refuse(why) => {
-                if self.trouble.as_deref() != Some(why.as_str()) {
+                if self.refusal.as_deref() != Some(why.as_str()) {
                     tracing::error!("{why}");
-                    self.trouble = Some(why);
+                    self.refusal = Some(why);
                 }
                 Ok(false)
             }
@@ -295,9 +335,10 @@ impl Agent {
         let (Some(config), Some(sync)) = (&self.config, self.sync_setting()) else { return Ok(()) };
         // It stands in the configuration before the first connection: not even the first commit is alone.
         let aim = Aim::Primary(sync);
-        let files = self.place.files(config, &aim)?;
+        let chosen = self.chosen(config);
+        let files = self.place.files(config, &chosen, &aim)?;
         files.write(&self.place.layout.pgdata())?;
-        self.duties.wrote(config.generation, &aim, files);
+        self.duties.wrote(chosen, &aim, files);
         tracing::info!("starts PostgreSQL as the primary");
         let fence = self.fence.clone();
         self.launch(Job::StartPrimary, None, move || fence.open())
@@ -306,9 +347,10 @@ impl Agent {
     fn start_standby(&mut self, source: Option<Source>) -> Result<(), Error> {
         let Some(config) = &self.config else { return Ok(()) };
         let aim = self.standby_aim(source.clone());
-        let files = self.place.files(config, &aim)?;
+        let chosen = self.chosen(config);
+        let files = self.place.files(config, &chosen, &aim)?;
         files.write(&self.place.layout.pgdata())?;
-        self.duties.wrote(config.generation, &aim, files);
+        self.duties.wrote(chosen, &aim, files);
         tracing::info!(
             follows = source.as_ref().map(|source| source.instance.as_str()),
             "starts PostgreSQL as a replica"
@@ -330,20 +372,23 @@ impl Agent {
             // as soon as it has read its configuration: it may need a primary before it answers.
             let ready = async {
                 loop {
-                    if let Ok(session) = first_session(&socket, Duration::from_secs(3)).await {
-                        drop(session);
+                    if accepts_sessions(&pgdata) && socket.open("postgres").await.is_ok()
+                        || job == Job::StartStandby && pgdata.join("postmaster.pid").exists()
+                    {
                         return Ok(());
                     }
-                    if job == Job::StartStandby && pgdata.join("postmaster.pid").exists() {
-                        return Ok(());
-                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             };
             let outcome = tokio::select! {
                 biased;
                 status = postmaster.wait() => Err(Error::Program {
                     program: "PostgreSQL".into(),
-                    outcome: status.map_or_else(|| "ended".into(), |status| format!("ended with {status} while it started")),
+                    outcome: format!(
+                        "ended while it started ({}): {}",
+                        status.map_or_else(|| "?".into(), |status| status.to_string()),
+                        postmaster.complaint()
+                    ),
                 }),
                 outcome = ready => outcome,
             };
@@ -432,6 +477,10 @@ impl Agent {
                 self.fail(&error);
             }
             JobEnd::Started(Ok(())) => {
+                if let Some(chosen) = self.duties.started_with() {
+                    let stored = self.accept(chosen);
+                    self.done_or_failed(stored);
+                }
                 self.engine = if job == Job::StartPrimary {
                     tracing::info!("PostgreSQL takes writes");
                     EngineState::Primary
@@ -440,6 +489,10 @@ impl Agent {
                 };
             }
             JobEnd::Started(Err(error)) => {
+                // A configuration that it never started with may be why; then the last good one serves meanwhile.
+                if let Some(chosen) = self.duties.started_with() {
+                    self.reject(&chosen, &error.to_string());
+                }
                 self.fail(&error);
                 self.cleared_away().await;
             }

@@ -1,5 +1,6 @@
 //! The volumes: what lies where, who may touch it, and what the agent remembers there.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -175,9 +176,31 @@ pub struct State {
     /// The last restart command that was carried out.
     #[serde(default)]
     pub restarted_for: Option<String>,
+    /// The settings with which PostgreSQL last started, or which it read again without a complaint.
+    #[serde(default)]
+    pub accepted: Option<Chosen>,
     /// A bootstrap that is complete in the staging folder, and synced.
     #[serde(default)]
     pub staged: Option<Staged>,
+}
+
+/// What the user chose of PostgreSQL's settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Chosen {
+    /// Generation of the object that said so.
+    pub generation: i64,
+    /// Settings.
+    pub parameters: BTreeMap<String, String>,
+    /// Lines of pg_hba.conf.
+    pub hba: Vec<String>,
+}
+
+impl Chosen {
+    /// Whether both say the same, whenever they said it.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        self.parameters == other.parameters && self.hba == other.hba
+    }
 }
 
 /// A complete bootstrap in the staging folder.

@@ -6,11 +6,14 @@ mod world;
 
 use std::time::Duration;
 
-use hello_operator::agent::postmaster::kill;
+use hello_operator::agent::fence::Fence;
+use hello_operator::agent::postmaster::{Postmaster, kill};
+use hello_operator::agent::rules::confirm;
 use hello_operator::agent::{Error, bootstrap, process};
+use hello_operator::core::election::Rule;
 use hello_operator::engine::postgres::control::ClusterState;
 use hello_operator::engine::postgres::settings::Role;
-use hello_operator::engine::postgres::slots;
+use hello_operator::engine::postgres::{slots, sync_names};
 use world::{isolated, until};
 
 fn alone() -> Role {
@@ -154,5 +157,112 @@ fn orphans_of_a_dead_postmaster_are_killed_and_reaped() {
         world.processes.reap_orphans();
         assert_eq!(process::children_of(std::process::id()), []);
         world.start(&instance).await;
+    });
+}
+
+#[test]
+fn a_sync_rule_is_confirmed_only_when_commits_really_wait_for_it() {
+    isolated("a_sync_rule_is_confirmed_only_when_commits_really_wait_for_it", async |world| {
+        let mut primary = world.instance("db-1");
+        world.bootstrap(&mut primary).await;
+        world.write_files(&primary, alone(), &[]);
+        let (postmaster, session) = world.start(&primary).await;
+        let mut replica = world.instance("db-2");
+        world.clone_from(&primary, "db-2-x", &mut replica).await.unwrap();
+        world.write_files(&replica, world.follows(&primary, "db-2-x"), &[]);
+        let (standby, reader) = world.start(&replica).await;
+        drop(reader);
+        until("streaming", async || session.walsenders().await.unwrap().iter().any(|sender| sender.streaming)).await;
+
+        let rule = Rule::new(["db-2-x"], 1);
+        let setting = sync_names::any(1, &["db-2-x".to_owned()]);
+        assert!(!confirm(&primary.socket, &rule, &setting, true).await.unwrap(), "the setting is not even there");
+        world.write_files(&primary, Role::Primary { sync: setting.clone() }, &[]);
+        postmaster.reload();
+        until("confirmation", async || confirm(&primary.socket, &rule, &setting, true).await.unwrap()).await;
+
+        // Without the member, a commit waits and nothing is confirmed; with it, the same commit returns.
+        standby.signal(rustix::process::Signal::INT);
+        standby.wait().await;
+        let waiting = {
+            let socket = primary.socket.clone();
+            tokio::spawn(async move {
+                let session = socket.open("postgres").await.unwrap();
+                let commit = "SET synchronous_commit = on; CREATE TABLE waits(i int)";
+                session.run_within("a commit", commit, Duration::from_mins(1)).await
+            })
+        };
+        assert!(!confirm(&primary.socket, &rule, &setting, false).await.unwrap());
+        assert!(!waiting.is_finished(), "the commit waits");
+        world.start(&replica).await;
+        waiting.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_replica_whose_wal_is_gone_says_so() {
+    isolated("a_replica_whose_wal_is_gone_says_so", async |world| {
+        let small = [("max_slot_wal_keep_size", "32MB"), ("wal_keep_size", "0"), ("max_wal_size", "64MB")];
+        let mut primary = world.instance("db-1");
+        world.bootstrap(&mut primary).await;
+        world.write_files(&primary, alone(), &small);
+        let (_postmaster, session) = world.start(&primary).await;
+        let mut replica = world.instance("db-2");
+        world.clone_from(&primary, "db-2-x", &mut replica).await.unwrap();
+        session.run("a table", "CREATE TABLE t(x text)").await.unwrap();
+        for _ in 0..12 {
+            let fill = "INSERT INTO t SELECT repeat('x', 1000) FROM generate_series(1, 10000); SELECT pg_switch_wal()";
+            session.run_within("rows", fill, Duration::from_mins(1)).await.unwrap();
+        }
+        session.run_within("a checkpoint", "CHECKPOINT", Duration::from_mins(1)).await.unwrap();
+        assert!(session.slots().await.unwrap().iter().any(|slot| slot.lost), "the slot lost its WAL");
+        world.write_files(&replica, world.follows(&primary, "db-2-x"), &[]);
+        let standby = Postmaster::start(&world.processes, &replica.layout.pgdata(), &replica.socket, || true).unwrap();
+        until("the standby says that it can never catch up", async || standby.wal_is_gone()).await;
+    });
+}
+
+#[test]
+fn nothing_starts_without_permission_at_the_very_moment() {
+    isolated("nothing_starts_without_permission_at_the_very_moment", async |world| {
+        let mut instance = world.instance("db-1");
+        world.bootstrap(&mut instance).await;
+        world.write_files(&instance, alone(), &[]);
+        let fence = Fence::start(world.processes.clone()).unwrap();
+        let start =
+            || Postmaster::start(&world.processes, &instance.layout.pgdata(), &instance.socket, || fence.open());
+        assert!(start().is_err(), "not armed");
+        fence.arm(process::boottime() + Duration::from_secs(3));
+        let postmaster = start().unwrap();
+        // Nobody renews: it ends by the fence's own thread, and nothing is left.
+        assert!(postmaster.wait().await.is_some());
+        until("the end of all", async || process::children_of(std::process::id()).iter().all(|child| child.zombie))
+            .await;
+        assert!(fence.fired() && start().is_err(), "after the deadline");
+    });
+}
+
+#[test]
+fn a_setting_that_postgres_does_not_accept_is_named() {
+    isolated("a_setting_that_postgres_does_not_accept_is_named", async |world| {
+        let mut instance = world.instance("db-1");
+        world.bootstrap(&mut instance).await;
+        world.write_files(&instance, alone(), &[("work_mem", "banana")]);
+        let postmaster =
+            Postmaster::start(&world.processes, &instance.layout.pgdata(), &instance.socket, || true).unwrap();
+        assert!(postmaster.wait().await.is_some_and(|status| !status.success()));
+        until("the complaint", async || postmaster.complaint().contains("contains errors")).await;
+        world.write_files(&instance, alone(), &[]);
+        let (postmaster, session) = world.start(&instance).await;
+        world.write_files(&instance, alone(), &[("work_mem", "banana")]);
+        postmaster.reload();
+        until("the error", async || {
+            session.configuration_errors().await.unwrap().iter().any(|error| error.contains("work_mem"))
+        })
+        .await;
+        world.write_files(&instance, alone(), &[("max_connections", "90")]);
+        postmaster.reload();
+        until("a pending restart", async || session.pending_restart().await.unwrap() == ["max_connections"]).await;
+        assert_eq!(session.configuration_errors().await.unwrap(), Vec::<String>::new(), "waiting is no error");
     });
 }

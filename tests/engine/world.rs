@@ -175,7 +175,9 @@ impl World {
     pub async fn start(&self, instance: &Instance) -> (Postmaster, Session) {
         let postmaster =
             Postmaster::start(&self.processes, &instance.layout.pgdata(), &instance.socket, || true).unwrap();
-        let session = first_session(&instance.socket, std::time::Duration::from_secs(30)).await.unwrap();
+        let session = first_session(&instance.layout.pgdata(), &instance.socket, std::time::Duration::from_secs(30))
+            .await
+            .unwrap();
         (postmaster, session)
     }
 }

@@ -37,6 +37,12 @@ pub fn level(line: &str) -> Level {
         .map_or(Level::Info, |(_, level)| level)
 }
 
+/// What a FATAL or PANIC of the postmaster says (those of sessions have a user before it and are theirs).
+pub fn complaint(line: &str) -> Option<&str> {
+    let (prefix, text) = ["FATAL:  ", "PANIC:  "].iter().find_map(|word| line.split_once(word))?;
+    (!prefix.contains('@')).then_some(text)
+}
+
 /// Whether the startup process or a WAL receiver says that the WAL that this standby needs is gone from its primary.
 pub fn says_wal_is_gone(line: &str) -> bool {
     line.contains("requested WAL segment") && line.contains("has already been removed")
@@ -68,6 +74,14 @@ mod tests {
         ] {
             assert_eq!(level(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn what_postgres_itself_dies_of_is_told_from_what_a_session_dies_of() {
+        let own = "2026-11-30 12:00:00.000 UTC [17] FATAL:  configuration file \"x\" contains errors";
+        assert_eq!(complaint(own), Some("configuration file \"x\" contains errors"));
+        assert_eq!(complaint("2026-11-30 12:00:00.000 UTC [17] app@app FATAL:  password authentication failed"), None);
+        assert_eq!(complaint("2026-11-30 12:00:00.000 UTC [17] LOG:  ready"), None);
     }
 
     #[test]

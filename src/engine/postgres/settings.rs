@@ -39,6 +39,9 @@ pub fn derived(memory: u64, wal_volume: u64, max_connections: u64) -> BTreeMap<S
     // A volume of WAL must hold what a checkpoint keeps, what a slot keeps, and room to work.
     set("max_wal_size", megabytes((wal_volume / 8).clamp(80 * MIB, 4 * GIB)));
     set("min_wal_size", megabytes((wal_volume / 32).clamp(32 * MIB, GIB)));
+    // A base backup begins with a checkpoint and only then protects its WAL by its slot: others that begin at the same time
+    // must not recycle it in between.
+    set("wal_keep_size", megabytes((wal_volume / 16).clamp(32 * MIB, GIB)));
     set("max_slot_wal_keep_size", megabytes((wal_volume / 4).max(128 * MIB)));
     out
 }
