@@ -46,6 +46,20 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)
 	@cargo test --locked --test api -- $(FILTER)
 
+# With its own cluster, which ends with the run, however that ends. HELLO_KEEP=1 leaves it, and what failed in it, for a look.
+define with_cluster
+export HELLO_CLUSTER=$(TEST_CLUSTER) HELLO_PROFILE=$(PROFILE); \
+	trap '[ -n "$${HELLO_KEEP:-}" ] || $(LC) down' EXIT; trap 'exit 130' INT TERM;
+endef
+
+.PHONY: e2e bench
+e2e bench: PROFILE := release
+e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
+	@$(with_cluster) cargo test --locked --features local-cluster --test e2e -- --test-threads=3 $(CASE)
+
+bench: ## Measure the figures that we promise, print them and append them to docs/figures.md (CASE=one of them)
+	@$(with_cluster) cargo test --locked --features local-cluster --test bench -- $(CASE)
+
 # --- what we ship
 
 .PHONY: crds

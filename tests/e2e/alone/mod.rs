@@ -1,0 +1,6 @@
+//! Cases that change what all others share.
+
+mod bare_crd;
+mod idle;
+mod power_loss;
+mod tutorial;

@@ -1,0 +1,21 @@
+//! End to end: the image and the chart as they are shipped, on a real Kubernetes with a real PostgreSQL.
+//!
+//! `make e2e` runs all, `make e2e CASE=scale` those whose name contains `scale`. HELLO_PROFILE=quick builds our image
+//! quickly, HELLO_KEEP=1 keeps the namespaces of failed cases. Where a case fails, its message names the folder with the
+//! objects, events and logs of that moment.
+
+#[path = "../cluster/mod.rs"]
+mod cluster;
+mod harness;
+
+// Cases that need the whole cluster come first, one after another; the rest run side by side.
+mod alone;
+mod children;
+mod invalid;
+mod lifetime;
+mod replication;
+mod rolls;
+mod scale;
+mod secrets;
+mod state;
+mod trouble;
