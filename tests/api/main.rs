@@ -13,6 +13,7 @@ mod agreement;
 mod definition;
 mod harness;
 mod lease;
+mod processes;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -71,7 +72,10 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(8);
     let plane = Arc::new(runtime().block_on(Plane::start()));
     let trials =
-        [definition::trials(&plane), lease::trials(&plane), agreement::trials(&plane)].into_iter().flatten().collect();
+        [definition::trials(&plane), lease::trials(&plane), agreement::trials(&plane), processes::trials(&plane)]
+            .into_iter()
+            .flatten()
+            .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     drop(plane);
     conclusion.exit_code()

@@ -148,7 +148,12 @@ impl Plane {
 
     /// Every write that the API server has answered in a namespace, in the order in which it received them.
     pub fn writes(&self, namespace: &str) -> Vec<Write> {
-        audit::writes(&self.directory.join("audit.log"), namespace)
+        self.all_writes().into_iter().filter(|write| write.namespace == namespace).collect()
+    }
+
+    /// The same in all namespaces.
+    pub fn all_writes(&self) -> Vec<Write> {
+        audit::writes(&self.directory.join("audit.log"))
     }
 }
 
