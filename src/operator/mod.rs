@@ -46,7 +46,7 @@ const LEASE: &str = "hello-operator";
 /// A watch that made no progress for so long hangs: each is begun anew after 200 s at most.
 const STALE_WATCH: Duration = Duration::from_mins(6);
 /// How long the end waits for looks under way. Another replica leads within a second of the signal.
-const LAST_LOOKS: Duration = Duration::from_millis(600);
+const LAST_LOOKS: Duration = Duration::from_millis(500);
 /// How often an operator that does not lead looks whether it does.
 const STANDBY: Duration = Duration::from_millis(50);
 
@@ -107,7 +107,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         Arc::clone(&agents),
         args.agent_image.clone(),
     );
-    let applier = Applier { client: writer.clone(), gate: gate.clone(), secrets, agents };
+    let applier = Applier { client: writer.clone(), gate: gate.clone(), secrets, agents, end: end.clone() };
     let reconciler = Arc::new(Reconciler::new(
         writer.clone(),
         gate.clone(),
@@ -257,6 +257,10 @@ fn checks(health: &Health, mirrors: &Arc<Mirrors>, metrics: &Arc<OperatorMetrics
 struct End(tokio::sync::watch::Receiver<bool>);
 
 impl End {
+    /// Whether it was asked for.
+    fn came(&self) -> bool {
+        *self.0.borrow()
+    }
     async fn wait(mut self) {
         // The sender lives as long as the task that waits for signals: an error means that it ended.
         let _ = self.0.wait_for(|ended| *ended).await;

@@ -167,6 +167,9 @@ impl Reconciler {
         let failures = applied.failures(&world);
         self.memories().entry(key.clone()).or_default().failures.clone_from(&failures);
         for step in &applied.done {
+            if self.applier.end.came() {
+                break;
+            }
             if let Some(reason) = step.event {
                 self.events.tell(key, &entry.uid, false, reason, &format!("{}: {}", step.id, step.reason)).await;
             }

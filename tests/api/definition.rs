@@ -121,7 +121,9 @@ fn all_sentences() -> BTreeSet<String> {
         }
     }
     let mut sentences = BTreeSet::new();
-    crd::all().iter().for_each(|crd| collect(&serde_json::to_value(crd).unwrap(), &mut sentences));
+    for definition in crd::all() {
+        collect(&serde_json::to_value(definition).unwrap(), &mut sentences);
+    }
     sentences
 }
 

@@ -6,7 +6,9 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a test may fail loudly"
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test may fail loudly, and says what it measured"
 )]
 
 mod agreement;

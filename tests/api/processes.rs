@@ -136,6 +136,7 @@ impl Scene {
         let load = Load::start(objects.clone());
         let scene = Self { plane, objects, leases, operators, load, began };
         scene.leader().await;
+        eventually("something to do", PATIENCE, async || (scene.load.uids.lock().await.len() >= 5).then_some(())).await;
         scene.settled().await;
         // Every standby is warm.
         tokio::time::sleep(Duration::from_secs(2)).await;

@@ -42,7 +42,7 @@ pub struct Plane {
     directory: PathBuf,
     port: u16,
     api_server: Process,
-    _etcd: Process,
+    etcd: Process,
     namespaces: AtomicU32,
 }
 
@@ -64,7 +64,7 @@ impl Plane {
         write(&directory.join("audit-policy.yaml"), &audit::policy().to_string());
 
         let [client, peer, port] = free_ports();
-        let etcd = start_etcd(&directory, client, peer);
+        let etcd = startetcd(&directory, client, peer);
         let api_server = start_api_server(&directory, client, port);
         let plane = Self {
             attention: RwLock::new(()),
@@ -73,7 +73,7 @@ impl Plane {
             directory,
             port,
             api_server,
-            _etcd: etcd,
+            etcd,
             namespaces: AtomicU32::new(0),
         };
         let client = plane.client("admin").await;
@@ -167,7 +167,7 @@ impl Drop for Plane {
             }
         }
         self.api_server.kill();
-        self._etcd.kill();
+        self.etcd.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -201,7 +201,7 @@ fn program(name: &str) -> PathBuf {
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()).join(name)
 }
 
-fn start_etcd(directory: &Path, client: u16, peer: u16) -> Process {
+fn startetcd(directory: &Path, client: u16, peer: u16) -> Process {
     let mut command = Process::command(&program("etcd"));
     let peer = format!("http://127.0.0.1:{peer}");
     let client = format!("http://127.0.0.1:{client}");
