@@ -45,8 +45,8 @@ use streams::{Mirrors, News, Watching};
 const LEASE: &str = "hello-operator";
 /// A watch that made no progress for so long hangs: each is begun anew after 200 s at most.
 const STALE_WATCH: Duration = Duration::from_mins(6);
-/// How long the end waits for looks under way. Another replica leads within a second of the signal.
-const LAST_LOOKS: Duration = Duration::from_millis(500);
+/// How long the end waits at most for looks under way. They begin nothing more then, so it is a fraction of a second.
+const LAST_LOOKS: Duration = Duration::from_secs(2);
 /// How often an operator that does not lead looks whether it does.
 const STANDBY: Duration = Duration::from_millis(50);
 

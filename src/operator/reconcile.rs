@@ -155,7 +155,15 @@ impl Reconciler {
             }
             memory.failures.clone()
         };
-        let world = self.observer.observe(key, entry.facts(key), degraded, failures).await;
+        let end = self.applier.end.clone();
+        let world = tokio::select! {
+            biased;
+            world = self.observer.observe(key, entry.facts(key), degraded, failures) => world,
+            () = end.wait() => return Ok((Outcome::Settled, None)),
+        };
+        if self.applier.end.came() {
+            return Ok((Outcome::Settled, None));
+        }
         if world.greeted.as_deref() != Some(&*entry.uid) {
             self.greet(key, &entry);
         }

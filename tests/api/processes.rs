@@ -26,7 +26,7 @@ const LEASE: &str = "hello-operator";
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 const CONTRACT: &str = "### A handler is called with body: ";
 /// Long enough for anything on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 pub fn trials(plane: &Arc<Plane>) -> Vec<Trial> {
     vec![
@@ -39,28 +39,42 @@ pub fn trials(plane: &Arc<Plane>) -> Vec<Trial> {
 }
 
 /// One process of the operator.
-struct Operator {
+pub struct Operator {
     name: String,
     process: Process,
     log: PathBuf,
 }
 
 impl Operator {
-    fn start(plane: &Plane, name: &str, namespace: &str) -> Self {
+    /// Starts one with its Lease in that namespace.
+    pub fn start(plane: &Plane, name: &str, namespace: &str, flags: &[&str]) -> Self {
         let kubeconfig = plane.directory().join(format!("{name}.kubeconfig"));
         std::fs::write(&kubeconfig, plane.kubeconfig(name, plane.port()).to_string()).unwrap();
         let log = plane.directory().join(format!("{name}.log"));
         let mut command = Process::command(Path::new(env!("CARGO_BIN_EXE_hello-operator")));
-        command.env("KUBECONFIG", kubeconfig).env("HELLO_LOG_FORMAT", "json").args([
-            "run",
-            "--identity",
-            name,
-            "--namespace",
-            namespace,
-            "--listen",
-            "127.0.0.1:0",
-        ]);
+        command
+            .env("KUBECONFIG", kubeconfig)
+            .env("HELLO_LOG_FORMAT", "json")
+            .args(["run", "--identity", name, "--namespace", namespace])
+            .args(["--listen", "127.0.0.1:0"])
+            .args(flags);
         Self { name: name.into(), process: Process::start(command, &log), log }
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Uids of the objects of which it logged the line that is part of the contract.
+    pub fn greetings(&self) -> Vec<String> {
+        let uid = |line: &str| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let body = line["message"].as_str().unwrap().strip_prefix(CONTRACT).unwrap();
+            let body: Value = serde_json::from_str(body).unwrap();
+            body["metadata"]["uid"].as_str().unwrap().to_owned()
+        };
+        self.log().lines().filter(|line| line.contains(CONTRACT)).map(uid).collect()
     }
 }
 
@@ -77,7 +91,7 @@ impl Load {
         let (made, rests) = (Arc::clone(&uids), Arc::clone(&resting));
         let task = tokio::spawn(async move {
             for number in 0.. {
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(400)).await;
                 if rests.load(Ordering::SeqCst) {
                     continue;
                 }
@@ -131,8 +145,9 @@ impl Scene {
         let leases = Api::namespaced(client.clone(), &namespace);
         let objects = objects(client, &namespace);
         let began = Timestamp::now();
-        let operators =
-            (0..count).map(|number| Operator::start(&plane, &format!("{namespace}-{number}"), &namespace)).collect();
+        let operators = (0..count)
+            .map(|number| Operator::start(&plane, &format!("{namespace}-{number}"), &namespace, &[]))
+            .collect();
         let load = Load::start(objects.clone());
         let scene = Self { plane, objects, leases, operators, load, began };
         scene.leader().await;
@@ -238,12 +253,8 @@ impl Scene {
         self.settled().await;
         let mut seen: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for operator in &self.operators {
-            let log = std::fs::read_to_string(&operator.log).unwrap();
-            for line in log.lines().filter(|line| line.contains(CONTRACT)) {
-                let line: Value = serde_json::from_str(line).unwrap();
-                let body = line["message"].as_str().unwrap().strip_prefix(CONTRACT).unwrap();
-                let body: Value = serde_json::from_str(body).unwrap();
-                seen.entry(body["metadata"]["uid"].as_str().unwrap().into()).or_default().push(&operator.name);
+            for uid in operator.greetings() {
+                seen.entry(uid).or_default().push(&operator.name);
             }
         }
         let uids = self.load.uids.lock().await;

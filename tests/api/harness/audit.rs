@@ -25,7 +25,6 @@ pub fn policy() -> Value {
 pub struct Write {
     pub user: String,
     pub namespace: String,
-    #[allow(dead_code, reason = "read where a write is printed")]
     pub verb: String,
     pub resource: String,
     pub name: String,

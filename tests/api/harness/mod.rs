@@ -8,7 +8,7 @@ mod proxy;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
@@ -21,12 +21,15 @@ pub use proxy::Proxy;
 
 /// Waits until a condition holds, and says what did not come when it does not.
 pub async fn eventually<T>(what: &str, limit: Duration, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    // Often at first, and then ever less often: a look may cost something.
+    let began = Instant::now();
     let waited = async {
         loop {
             if let Some(found) = condition().await {
                 return found;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep((began.elapsed() / 20).clamp(Duration::from_millis(1), Duration::from_millis(200)))
+                .await;
         }
     };
     tokio::time::timeout(limit, waited).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"))
