@@ -45,6 +45,8 @@ use streams::{Mirrors, News, Watching};
 const LEASE: &str = "hello-operator";
 /// A watch that made no progress for so long hangs: each is begun anew after 200 s at most.
 const STALE_WATCH: Duration = Duration::from_mins(6);
+/// How long the end waits at most for looks under way. They begin nothing more then, so it is a fraction of a second.
+const LAST_LOOKS: Duration = Duration::from_secs(2);
 /// How often an operator that does not lead looks whether it does.
 const STANDBY: Duration = Duration::from_millis(50);
 
@@ -105,7 +107,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         Arc::clone(&agents),
         args.agent_image.clone(),
     );
-    let applier = Applier { client: writer.clone(), gate: gate.clone(), secrets, agents };
+    let applier = Applier { client: writer.clone(), gate: gate.clone(), secrets, agents, end: end.clone() };
     let reconciler = Arc::new(Reconciler::new(
         writer.clone(),
         gate.clone(),
@@ -118,7 +120,12 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         degraded.clone(),
     ));
 
-    let electing = elector.map(|elector| tokio::spawn(elector.run(end.clone().wait())));
+    let (leave, left) = tokio::sync::oneshot::channel::<()>();
+    let electing = elector.map(|elector| {
+        tokio::spawn(elector.run(async {
+            let _ = left.await;
+        }))
+    });
     tokio::spawn(lead(
         gate.clone(),
         Arc::clone(&mirrors),
@@ -143,12 +150,20 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
             tell(cluster, news);
         }
     });
+    let mut workers = tokio::task::JoinSet::new();
     for _ in 0..args.concurrency {
-        tokio::spawn(work(Arc::clone(&reconciler), gate.clone()));
+        workers.spawn(work(Arc::clone(&reconciler), gate.clone(), end.clone()));
     }
 
     end.wait().await;
     tracing::info!("the operator ends");
+    // First the looks under way: the line about a new object may be written and its marker not yet, and the next leader
+    // would write it again.
+    let looked = async { while workers.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_LOOKS, looked).await.is_err() {
+        tracing::warn!("a look is not finished: the next leader does it again");
+    }
+    let _ = leave.send(());
     if let Some(electing) = electing {
         // It closes the gate, waits for the writes under way and releases the Lease.
         let _ = electing.await;
@@ -157,13 +172,20 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     Ok(())
 }
 
-/// One worker: while this process leads, it looks at one cluster after the other.
-async fn work(reconciler: Arc<Reconciler>, gate: Gate) {
+/// One worker: while this process leads, it looks at one cluster after the other. It ends between two looks.
+async fn work(reconciler: Arc<Reconciler>, gate: Gate, end: End) {
     loop {
-        while !gate.leading() {
-            tokio::time::sleep(STANDBY).await;
-        }
-        let key = reconciler.queue.next().await;
+        let next = async {
+            while !gate.leading() {
+                tokio::time::sleep(STANDBY).await;
+            }
+            reconciler.queue.next().await
+        };
+        let key = tokio::select! {
+            biased;
+            () = end.clone().wait() => return,
+            key = next => key,
+        };
         if gate.leading() {
             reconciler.run(&key).await;
         } else {
@@ -235,6 +257,10 @@ fn checks(health: &Health, mirrors: &Arc<Mirrors>, metrics: &Arc<OperatorMetrics
 struct End(tokio::sync::watch::Receiver<bool>);
 
 impl End {
+    /// Whether it was asked for.
+    fn came(&self) -> bool {
+        *self.0.borrow()
+    }
     async fn wait(mut self) {
         // The sender lives as long as the task that waits for signals: an error means that it ended.
         let _ = self.0.wait_for(|ended| *ended).await;

@@ -155,7 +155,15 @@ impl Reconciler {
             }
             memory.failures.clone()
         };
-        let world = self.observer.observe(key, entry.facts(key), degraded, failures).await;
+        let end = self.applier.end.clone();
+        let world = tokio::select! {
+            biased;
+            world = self.observer.observe(key, entry.facts(key), degraded, failures) => world,
+            () = end.wait() => return Ok((Outcome::Settled, None)),
+        };
+        if self.applier.end.came() {
+            return Ok((Outcome::Settled, None));
+        }
         if world.greeted.as_deref() != Some(&*entry.uid) {
             self.greet(key, &entry);
         }
@@ -167,6 +175,9 @@ impl Reconciler {
         let failures = applied.failures(&world);
         self.memories().entry(key.clone()).or_default().failures.clone_from(&failures);
         for step in &applied.done {
+            if self.applier.end.came() {
+                break;
+            }
             if let Some(reason) = step.event {
                 let note = format!("{}: {}", step.id, step.reason);
                 let child = step.child(&world.object.names);

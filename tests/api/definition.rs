@@ -29,8 +29,12 @@ pub fn trials(plane: &Arc<Plane>) -> Vec<Trial> {
 
 /// Objects of the API, of any content.
 pub fn objects(client: Client, namespace: &str) -> Api<DynamicObject> {
-    let kind = GroupVersionKind::gvk("terry.com", "v1", "HelloOperator");
-    Api::namespaced_with(client, namespace, &ApiResource::from_gvk_with_plural(&kind, "helloopperators"))
+    Api::namespaced_with(client, namespace, &resource())
+}
+
+/// What the API is called.
+pub fn resource() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("terry.com", "v1", "HelloOperator"), "helloopperators")
 }
 
 /// An object of that name; without a spec when there is none.
@@ -117,7 +121,9 @@ fn all_sentences() -> BTreeSet<String> {
         }
     }
     let mut sentences = BTreeSet::new();
-    crd::all().iter().for_each(|crd| collect(&serde_json::to_value(crd).unwrap(), &mut sentences));
+    for definition in crd::all() {
+        collect(&serde_json::to_value(definition).unwrap(), &mut sentences);
+    }
     sentences
 }
 

@@ -6,13 +6,17 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a test may fail loudly"
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test may fail loudly, and says what it measured"
 )]
 
 mod agreement;
 mod definition;
+mod degraded;
 mod harness;
 mod lease;
+mod processes;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -70,8 +74,16 @@ fn main() -> ExitCode {
     // They wait more than they work.
     arguments.test_threads.get_or_insert(8);
     let plane = Arc::new(runtime().block_on(Plane::start()));
-    let trials =
-        [definition::trials(&plane), lease::trials(&plane), agreement::trials(&plane)].into_iter().flatten().collect();
+    let trials = [
+        definition::trials(&plane),
+        lease::trials(&plane),
+        agreement::trials(&plane),
+        processes::trials(&plane),
+        degraded::trials(&plane),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     drop(plane);
     conclusion.exit_code()

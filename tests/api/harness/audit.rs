@@ -24,6 +24,7 @@ pub fn policy() -> Value {
 #[derive(Debug, Clone)]
 pub struct Write {
     pub user: String,
+    pub namespace: String,
     pub verb: String,
     pub resource: String,
     pub name: String,
@@ -63,17 +64,19 @@ struct Status {
     code: u16,
 }
 
-pub fn writes(log: &Path, namespace: &str) -> Vec<Write> {
+/// Every write in a log, in the order in which they were received.
+pub fn writes(log: &Path) -> Vec<Write> {
     let text = std::fs::read_to_string(log).unwrap();
     // The last line may be half written.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let mut writes: Vec<Write> = whole
         .lines()
         .map(|line| serde_json::from_str::<Event>(line).unwrap_or_else(|error| panic!("{error}: {line}")))
-        .filter_map(|event| {
+        .map(|event| {
             let object = event.object_ref.unwrap_or_default();
-            (object.namespace == namespace).then(|| Write {
+            Write {
                 user: event.user.username,
+                namespace: object.namespace,
                 verb: event.verb,
                 resource: [object.resource.as_str(), object.subresource.as_str()]
                     .join("/")
@@ -83,7 +86,7 @@ pub fn writes(log: &Path, namespace: &str) -> Vec<Write> {
                 code: event.response_status.map_or(0, |status| status.code),
                 received: event.request_received_timestamp,
                 answered: event.stage_timestamp,
-            })
+            }
         })
         .collect();
     writes.sort_by_key(|write| write.received);

@@ -8,7 +8,7 @@ mod proxy;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
@@ -21,12 +21,15 @@ pub use proxy::Proxy;
 
 /// Waits until a condition holds, and says what did not come when it does not.
 pub async fn eventually<T>(what: &str, limit: Duration, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    // Often at first, and then ever less often: a look may cost something.
+    let began = Instant::now();
     let waited = async {
         loop {
             if let Some(found) = condition().await {
                 return found;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep((began.elapsed() / 20).clamp(Duration::from_millis(1), Duration::from_millis(200)))
+                .await;
         }
     };
     tokio::time::timeout(limit, waited).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"))
@@ -42,7 +45,7 @@ pub struct Plane {
     directory: PathBuf,
     port: u16,
     api_server: Process,
-    _etcd: Process,
+    etcd: Process,
     namespaces: AtomicU32,
 }
 
@@ -64,7 +67,7 @@ impl Plane {
         write(&directory.join("audit-policy.yaml"), &audit::policy().to_string());
 
         let [client, peer, port] = free_ports();
-        let etcd = start_etcd(&directory, client, peer);
+        let etcd = startetcd(&directory, client, peer);
         let api_server = start_api_server(&directory, client, port);
         let plane = Self {
             attention: RwLock::new(()),
@@ -73,7 +76,7 @@ impl Plane {
             directory,
             port,
             api_server,
-            _etcd: etcd,
+            etcd,
             namespaces: AtomicU32::new(0),
         };
         let client = plane.client("admin").await;
@@ -148,7 +151,12 @@ impl Plane {
 
     /// Every write that the API server has answered in a namespace, in the order in which it received them.
     pub fn writes(&self, namespace: &str) -> Vec<Write> {
-        audit::writes(&self.directory.join("audit.log"), namespace)
+        self.all_writes().into_iter().filter(|write| write.namespace == namespace).collect()
+    }
+
+    /// The same in all namespaces.
+    pub fn all_writes(&self) -> Vec<Write> {
+        audit::writes(&self.directory.join("audit.log"))
     }
 }
 
@@ -162,7 +170,7 @@ impl Drop for Plane {
             }
         }
         self.api_server.kill();
-        self._etcd.kill();
+        self.etcd.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -196,7 +204,7 @@ fn program(name: &str) -> PathBuf {
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()).join(name)
 }
 
-fn start_etcd(directory: &Path, client: u16, peer: u16) -> Process {
+fn startetcd(directory: &Path, client: u16, peer: u16) -> Process {
     let mut command = Process::command(&program("etcd"));
     let peer = format!("http://127.0.0.1:{peer}");
     let client = format!("http://127.0.0.1:{client}");
