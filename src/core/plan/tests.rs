@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::testing::{agents_work, apply_to, change, empty, present, settle};
 use super::{Action, Doing, Plan, plan};
 use crate::core::status::status;
-use crate::core::world::{Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
+use crate::core::world::{ChildId, Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
 
 fn ids(plan: &Plan) -> Vec<&str> {
     plan.steps.iter().map(|step| step.id.as_str()).collect()
@@ -244,6 +244,25 @@ fn a_lease_that_is_gone_is_made_anew_only_from_the_answers_of_all() {
     let register = present(&mut lease.register);
     assert!(register.released() && register.term > 9, "{register:?}");
     assert_eq!(register.system_id.as_deref(), Some("7"));
+}
+
+#[test]
+fn pods_whose_service_account_is_another_one_are_replaced_at_once() {
+    let mut world = empty(json!({}));
+    settle(&mut world);
+    let before = world.now;
+    for pod in present(&mut world.pods).values_mut() {
+        pod.meta.created = Some(before);
+        pod.ready = false;
+    }
+    let account = ChildId::new(Kind::ServiceAccount, "db-agent");
+    let set = |world: &mut World, created| {
+        present(&mut world.children).get_mut(&account).unwrap().created = Some(created);
+    };
+    set(&mut world, before);
+    assert!(deletions(&plan(&world), Kind::Pod).is_empty());
+    set(&mut world, before + jiff::SignedDuration::from_secs(1));
+    assert_eq!(deletions(&plan(&world), Kind::Pod).len(), 3);
 }
 
 #[test]
