@@ -159,6 +159,8 @@ pub struct ChildMeta {
     pub hash: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// When it was created.
+    pub created: Option<Timestamp>,
 }
 
 /// The object.
@@ -191,8 +193,6 @@ pub struct PodFacts {
     pub meta: ChildMeta,
     /// Its ordinal.
     pub ordinal: u8,
-    /// When it was created.
-    pub created: Option<Timestamp>,
     /// Node that it runs on.
     pub node: Option<String>,
     /// Its address.

@@ -43,6 +43,7 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
         owner,
         hash: annotation(meta, ANNOTATION_HASH).map(Into::into),
         deleting: meta.deletion_timestamp.is_some(),
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
     }
 }
 
@@ -114,7 +115,6 @@ pub fn pod(pod: &Pod) -> Option<(ClusterKey, String, PodFacts)> {
     let facts = PodFacts {
         meta: child(&pod.metadata),
         ordinal,
-        created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         address: status.and_then(|status| status.pod_ip.clone()),
         ready: condition("Ready"),

@@ -3,7 +3,7 @@
 use super::{Action, Doing, Plan};
 use crate::api::agent::ClusterConfig;
 use crate::core::build::{Child, Scope, access, config as config_map, network};
-use crate::core::world::{ChildMeta, Kind, Known, Owner, World};
+use crate::core::world::{ChildId, ChildMeta, Kind, Known, Owner, World};
 
 /// Plans them. False when so little is known that nothing else may be decided.
 pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut Plan) -> bool {
@@ -39,7 +39,10 @@ fn one(known: Option<&ChildMeta>, child: Child, scope: Scope<'_>, plan: &mut Pla
     let id = child.id.to_string();
     let Some(meta) = known else {
         plan.does(Doing::Creating, format!("{id} is made"));
-        plan.push(id, Action::Create(child), "it is missing");
+        // A binding to a Role that is not there yet is refused.
+        let role = (child.id.kind == Kind::RoleBinding).then(|| ChildId::new(Kind::Role, child.id.name.clone()));
+        let step = plan.push(id, Action::Create(child), "it is missing");
+        step.needs.extend(role.map(|role| role.to_string()));
         return;
     };
     if !may_touch(meta, &id, scope, plan) {
@@ -76,7 +79,7 @@ pub fn may_touch(meta: &ChildMeta, id: &str, scope: Scope<'_>, plan: &mut Plan) 
 }
 
 /// Sets or removes the owner of a child that lasts as long as the volumes. True when it is ours to write.
-pub fn lasting(meta: &ChildMeta, id: &crate::core::world::ChildId, scope: Scope<'_>, plan: &mut Plan) -> bool {
+pub fn lasting(meta: &ChildMeta, id: &ChildId, scope: Scope<'_>, plan: &mut Plan) -> bool {
     if !may_touch(meta, &id.to_string(), scope, plan) {
         return false;
     }

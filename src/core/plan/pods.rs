@@ -200,6 +200,13 @@ fn outdated(world: &World, ordinal: u8, found: &PodFacts, scope: Scope<'_>) -> O
     going.then(|| "its volume is being deleted: it is cloned anew".to_owned())
 }
 
+/// A token is bound to the uid of its ServiceAccount, and the kubelet does not notice that there is another one.
+fn older_than_account(world: &World, pod: &PodFacts, scope: Scope<'_>) -> bool {
+    let account = ChildId::new(Kind::ServiceAccount, scope.cluster.names.agent_account());
+    let created = world.children.present().and_then(|known| known.get(&account)).and_then(|meta| meta.created);
+    created.is_some() && pod.meta.created < created
+}
+
 /// Pods that do not run, and would not by waiting: ended ones, and outdated ones that never came up. Their data, if any,
 /// stays.
 fn replace_stuck(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>, plan: &mut Plan) {
@@ -211,6 +218,11 @@ fn replace_stuck(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>,
         if found.ended {
             plan.does(Doing::Rolling, format!("{} ended and is made anew", scope.cluster.names.instance(ordinal)));
             delete(found, ordinal, scope, "InstanceReplaced", "it ended", plan);
+        } else if older_than_account(world, found, scope) {
+            // None of them can do anything any more, the primary included: there is no order to keep.
+            let why = "its ServiceAccount was made anew, and the API server takes its agent's token no more";
+            plan.does(Doing::Rolling, format!("{} is replaced: {why}", scope.cluster.names.instance(ordinal)));
+            delete(found, ordinal, scope, "InstanceReplaced", why, plan);
         } else if !found.running
             && let Some(why) = outdated(world, ordinal, found, scope)
         {
@@ -257,7 +269,13 @@ fn scale_down(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>, pl
         .chain(volumes.iter().filter(|(_, v)| !v.meta.deleting).map(|((ordinal, _), _)| *ordinal))
         .filter(|ordinal| !plan.members.wanted.contains(ordinal) && *ordinal != primary)
         .max();
-    let Some(ordinal) = extra else { return false };
+    let Some(ordinal) = extra else {
+        let going = pods.keys().filter(|ordinal| !plan.members.wanted.contains(ordinal)).max();
+        if let Some(going) = going {
+            plan.does(Doing::Scaling, format!("waits until {} is gone", scope.cluster.names.instance(*going)));
+        }
+        return going.is_some();
+    };
     let name = scope.cluster.names.instance(ordinal);
     let reason = format!("{} instances are wanted", scope.cluster.instances);
     plan.does(Doing::Scaling, format!("{name} leaves: {reason}"));

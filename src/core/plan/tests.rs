@@ -7,7 +7,7 @@ use crate::api::agent::{Lsn, Phase};
 use crate::api::spec::Durability;
 use crate::core::election::{Register, Rule};
 use crate::core::status::status;
-use crate::core::world::{Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
+use crate::core::world::{ChildId, Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
 
 fn ids(plan: &Plan) -> Vec<&str> {
     plan.steps.iter().map(|step| step.id.as_str()).collect()
@@ -274,6 +274,25 @@ fn a_lease_that_is_gone_is_made_anew_only_from_the_answers_of_all() {
     assert_eq!(register.release.as_ref().map(|release| release.lsn), Some(Lsn(103)));
     assert_eq!((register.term, &register.holder, &register.rules), (10, &known.holder, &known.rules));
     assert_eq!(register.system_id.as_deref(), Some("7"));
+}
+
+#[test]
+fn pods_whose_service_account_is_another_one_are_replaced_at_once() {
+    let mut world = empty(json!({}));
+    settle(&mut world);
+    let before = world.now;
+    for pod in present(&mut world.pods).values_mut() {
+        pod.meta.created = Some(before);
+        pod.ready = false;
+    }
+    let account = ChildId::new(Kind::ServiceAccount, "db-agent");
+    let set = |world: &mut World, created| {
+        present(&mut world.children).get_mut(&account).unwrap().created = Some(created);
+    };
+    set(&mut world, before);
+    assert!(deletions(&plan(&world), Kind::Pod).is_empty());
+    set(&mut world, before + jiff::SignedDuration::from_secs(1));
+    assert_eq!(deletions(&plan(&world), Kind::Pod).len(), 3);
 }
 
 #[test]
