@@ -175,9 +175,7 @@ impl Applier {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
         let made = call(format!("{} cannot be created", child.id), api.create(&params, &object)).await;
         let Err(error) = made else { return Ok(()) };
-        let exists =
-            matches!(&error, Error::Kube { source: kube::Error::Api(status), .. } if status.reason == "AlreadyExists");
-        if !exists {
+        if error.status().is_none_or(|status| status.reason != "AlreadyExists") {
             return Err(error);
         }
         // Names are deterministic, so this is our own of a moment ago, or somebody else's.

@@ -230,16 +230,15 @@ impl Observer {
         let mut classes: HashMap<Option<String>, Option<Trouble>> = HashMap::new();
         for volume in volumes.values_mut().filter(|volume| !volume.bound) {
             let waits = pods.get(&volume.ordinal).and_then(|pod| pod.trouble.as_ref());
-            if !waits.is_some_and(|trouble| trouble.reason == "Unschedulable") {
+            if waits.is_none_or(|trouble| trouble.reason != "Unschedulable") {
                 continue;
             }
-            let trouble = match classes.get(&volume.class) {
-                Some(known) => known.clone(),
-                None => {
-                    let found = self.class_trouble(volume.class.as_deref()).await;
-                    classes.insert(volume.class.clone(), found.clone());
-                    found
-                }
+            let trouble = if let Some(known) = classes.get(&volume.class) {
+                known.clone()
+            } else {
+                let found = self.class_trouble(volume.class.as_deref()).await;
+                classes.insert(volume.class.clone(), found.clone());
+                found
             };
             if let Some(trouble) = trouble {
                 // The scheduler's words about it would only repeat it, less clearly.
