@@ -155,6 +155,8 @@ pub struct ChildMeta {
     pub version: String,
     /// Whose it is.
     pub owner: Owner,
+    /// When it was created.
+    pub created: Option<Timestamp>,
     /// [`crate::api::names::ANNOTATION_HASH`].
     pub hash: Option<String>,
     /// Whether it is being deleted.
@@ -191,8 +193,6 @@ pub struct PodFacts {
     pub meta: ChildMeta,
     /// Its ordinal.
     pub ordinal: u8,
-    /// When it was created.
-    pub created: Option<Timestamp>,
     /// Node that it runs on.
     pub node: Option<String>,
     /// Its address.

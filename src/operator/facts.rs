@@ -41,6 +41,7 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
         uid: meta.uid.clone().unwrap_or_default(),
         version: meta.resource_version.clone().unwrap_or_default(),
         owner,
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
         hash: annotation(meta, ANNOTATION_HASH).map(Into::into),
         deleting: meta.deletion_timestamp.is_some(),
     }
@@ -114,7 +115,6 @@ pub fn pod(pod: &Pod) -> Option<(ClusterKey, String, PodFacts)> {
     let facts = PodFacts {
         meta: child(&pod.metadata),
         ordinal,
-        created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         address: status.and_then(|status| status.pod_ip.clone()),
         ready: condition("Ready"),

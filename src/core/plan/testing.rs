@@ -83,7 +83,7 @@ fn meta(body: &Value, uid: &str) -> ChildMeta {
         None => Owner::Adoptable,
     };
     let hash = annotation(body, "terry.com/hash");
-    ChildMeta { uid: uid.into(), version: "1".into(), owner, hash, deleting: false }
+    ChildMeta { uid: uid.into(), version: "1".into(), owner, created: None, hash, deleting: false }
 }
 
 fn annotation(body: &Value, name: &str) -> Option<String> {
@@ -122,7 +122,6 @@ fn put(world: &mut World, child: &Child) {
             let facts = PodFacts {
                 meta,
                 ordinal,
-                created: Some(world.now),
                 node: Some("node1".into()),
                 address: Some("10.0.0.1".into()),
                 ready: false,

@@ -7,7 +7,7 @@ use crate::api::agent::{Lsn, Phase};
 use crate::api::spec::Durability;
 use crate::core::election::{Register, Rule};
 use crate::core::status::status;
-use crate::core::world::{Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
+use crate::core::world::{ChildId, Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
 
 fn ids(plan: &Plan) -> Vec<&str> {
     plan.steps.iter().map(|step| step.id.as_str()).collect()
@@ -256,6 +256,22 @@ fn a_lease_that_is_gone_is_made_anew_only_from_the_answers_of_all() {
     assert_eq!(register.release.as_ref().map(|release| release.lsn), Some(Lsn(103)));
     assert_eq!((register.term, &register.holder, &register.rules), (10, &known.holder, &known.rules));
     assert_eq!(register.system_id.as_deref(), Some("7"));
+}
+
+#[test]
+fn pods_of_an_account_that_was_made_anew_are_replaced() {
+    let mut world = empty(json!({"instances": 2}));
+    settle(&mut world);
+    let now = world.now;
+    for pod in present(&mut world.pods).values_mut() {
+        pod.meta.created = Some(now);
+    }
+    let account = ChildId::new(Kind::ServiceAccount, "db-agent");
+    present(&mut world.children).get_mut(&account).unwrap().created = Some(now);
+    assert!(plan(&world).settled());
+    let later = jiff::Timestamp::from_second(now.as_second() + 1).unwrap();
+    present(&mut world.children).get_mut(&account).unwrap().created = Some(later);
+    assert_eq!(deletions(&plan(&world), Kind::Pod), ["db-1", "db-2"]);
 }
 
 #[test]
