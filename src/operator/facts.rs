@@ -33,9 +33,8 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
         Some(owner) if owner.kind == KIND && owner.api_version.starts_with(&format!("{GROUP}/")) => {
             Owner::Object(owner.uid.clone())
         }
-        Some(_) => Owner::Foreign,
         None if label(LABEL_MANAGED_BY) == Some(MANAGED_BY) && label(LABEL_CLUSTER).is_some() => Owner::Adoptable,
-        None => Owner::Foreign,
+        _ => Owner::Foreign,
     };
     ChildMeta {
         uid: meta.uid.clone().unwrap_or_default(),

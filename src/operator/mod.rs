@@ -140,7 +140,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     let telling = gate.clone();
     streams::start(&watching, move |cluster, news| {
         if telling.leading() {
-            tell(cluster, news);
+            tell(cluster, &news);
         }
     });
     for _ in 0..args.concurrency {
@@ -165,7 +165,7 @@ async fn work(reconciler: Arc<Reconciler>, gate: Gate) {
         }
         let key = reconciler.queue.next().await;
         if gate.leading() {
-            reconciler.run(&key).await;
+            Box::pin(reconciler.run(&key)).await;
         } else {
             reconciler.queue.add(key.clone(), Duration::ZERO);
         }
@@ -201,7 +201,7 @@ fn wake_all(mirrors: &Mirrors, queue: &Queue) {
 }
 
 /// One line for each change of an object: part of the contract, like the first.
-fn tell(cluster: &ClusterKey, news: News<'_, Entry>) {
+fn tell(cluster: &ClusterKey, news: &News<'_, Entry>) {
     match news {
         News::Changed(Some(before), after) if before.uid == after.uid => {
             if let Some(change) = before.change(after) {
