@@ -175,7 +175,8 @@ impl Applier {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
         let made = call(format!("{} cannot be created", child.id), api.create(&params, &object)).await;
         let Err(error) = made else { return Ok(()) };
-        if error.status().is_none_or(|status| status.reason != "AlreadyExists") {
+        let exists = error.status().is_some_and(|status| status.reason == "AlreadyExists");
+        if !exists {
             return Err(error);
         }
         // Names are deterministic, so this is our own of a moment ago, or somebody else's.

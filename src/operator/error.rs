@@ -66,7 +66,7 @@ impl Error {
     /// What kind of trouble it is.
     pub fn category(&self) -> Category {
         match self {
-            Self::Kube { source, .. } if NotLeader::find(source).is_some() => Category::NotLeader,
+            Self::Kube { source, .. } if NotLeader::find(&**source).is_some() => Category::NotLeader,
             Self::Kube { .. } => match self.code() {
                 Some(409) => Category::Conflict,
                 Some(401 | 403) => Category::Forbidden,
@@ -83,10 +83,15 @@ impl Error {
         }
     }
 
+    /// The API server's status code, when it answered.
+    pub fn code(&self) -> Option<u16> {
+        self.status().map(|status| status.code)
+    }
+
     /// The API server's answer, when it answered.
     pub fn status(&self) -> Option<&kube::core::Status> {
         match self {
-            Self::Kube { source, .. } => match source.as_ref() {
+            Self::Kube { source, .. } => match &**source {
                 kube::Error::Api(status) => Some(status),
                 _ => None,
             },

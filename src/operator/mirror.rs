@@ -96,13 +96,13 @@ impl<T: Facts> Mirror<T> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let round = slots.round;
         let of = slots.by_cluster.entry(cluster.clone()).or_default();
-        let Some(slot) = of.get_mut(name) else {
-            of.insert(name.into(), Slot { facts, round });
-            return (None, true);
-        };
-        let matters = slot.facts.differs(&facts);
-        slot.round = round;
-        (Some(std::mem::replace(&mut slot.facts, facts)), matters)
+        if let Some(slot) = of.get_mut(name) {
+            let matters = slot.facts.differs(&facts);
+            slot.round = round;
+            return (Some(std::mem::replace(&mut slot.facts, facts)), matters);
+        }
+        of.insert(name.into(), Slot { facts, round });
+        (None, true)
     }
 
     /// It is gone.

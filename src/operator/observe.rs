@@ -28,7 +28,7 @@ use crate::core::world::{
 const OWN_CERTIFICATE: i64 = 30 * 86_400;
 
 #[derive(Clone)]
-struct Config {
+struct Accepted {
     uid: String,
     version: String,
     config: Known<ClusterConfig>,
@@ -47,7 +47,7 @@ pub struct Observer {
     pub agents: Arc<Agents>,
     /// Image that brings the agent.
     pub agent_image: String,
-    configs: Mutex<HashMap<ClusterKey, Config>>,
+    configs: Mutex<HashMap<ClusterKey, Accepted>>,
 }
 
 /// A world in which nothing but the object is known.
@@ -157,7 +157,7 @@ impl Observer {
                 let text = map.data.as_ref().and_then(|data| data.get(CONFIG_KEY));
                 // One that cannot be read is written anew, like one that is missing.
                 let config = Known::from(text.and_then(|text| serde_json::from_str(text).ok()));
-                let known = Config {
+                let known = Accepted {
                     uid: map.metadata.uid.clone().unwrap_or_default(),
                     version: map.metadata.resource_version.clone().unwrap_or_default(),
                     config,
