@@ -161,8 +161,6 @@ pub struct ChildMeta {
     pub hash: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// When it was created.
-    pub created: Option<Timestamp>,
 }
 
 /// The object.

@@ -99,11 +99,6 @@ impl Error {
         }
     }
 
-    /// The status code of that.
-    pub fn code(&self) -> Option<u16> {
-        self.status().map(|status| status.code)
-    }
-
     /// A reason for conditions and events.
     pub fn reason(&self) -> &'static str {
         if self.status().is_some_and(|status| status.message.contains("exceeded quota")) {

@@ -43,7 +43,6 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
         hash: annotation(meta, ANNOTATION_HASH).map(Into::into),
         deleting: meta.deletion_timestamp.is_some(),
-        created: meta.creation_timestamp.as_ref().map(|time| time.0),
     }
 }
 

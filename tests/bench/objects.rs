@@ -93,7 +93,8 @@ pub async fn measure_contract(suite: &'static Suite, case: &Case, figures: &mut 
         let mut delays = Vec::new();
         for (name, sent) in sent {
             let mark = format!("{name}\\\"");
-            let lines = eventually(SOON, &format!("the line of {name}"), || async {
+            let what = format!("the line of {name}");
+            let lines = eventually(SOON, &what, || async {
                 let lines = operator.lines_with(&mark).await;
                 let found = lines.into_iter().find(|(_, line)| line.contains("### A handler is called with body: "));
                 found.ok_or_else(|| "no line".to_owned())

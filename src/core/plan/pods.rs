@@ -200,13 +200,6 @@ fn outdated(world: &World, ordinal: u8, found: &PodFacts, scope: Scope<'_>) -> O
     going.then(|| "its volume is being deleted: it is cloned anew".to_owned())
 }
 
-/// A token is bound to the uid of its ServiceAccount, and the kubelet does not notice that there is another one.
-fn older_than_account(world: &World, pod: &PodFacts, scope: Scope<'_>) -> bool {
-    let account = ChildId::new(Kind::ServiceAccount, scope.cluster.names.agent_account());
-    let created = world.children.present().and_then(|known| known.get(&account)).and_then(|meta| meta.created);
-    created.is_some() && pod.meta.created < created
-}
-
 /// Pods that do not run, and would not by waiting: ended ones, and outdated ones that never came up. Their data, if any,
 /// stays.
 fn replace_stuck(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>, plan: &mut Plan) {
