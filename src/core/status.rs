@@ -233,7 +233,7 @@ fn young(world: &World, report: &Report) -> bool {
         .object
         .names
         .ordinal(&report.instance)
-        .and_then(|ordinal| world.pods.present()?.get(&ordinal)?.created);
+        .and_then(|ordinal| world.pods.present()?.get(&ordinal)?.meta.created);
     created.is_some_and(|created| world.now.as_second() - created.as_second() < YOUNG)
 }
 
