@@ -570,6 +570,11 @@ impl Agent {
                 }
             }
             Written::Conflict => self.doubtful = true,
+            // Its rights went with its object. It will not be heard, and whoever comes next waits for the Lease to run out.
+            Written::Refused(error) if write == Write::Release && self.stopping.is_some() => {
+                tracing::warn!(%error, category = error.category().as_str(), "the Lease cannot be released");
+                self.released = true;
+            }
             Written::Refused(error) | Written::Unknown(error) => {
                 tracing::warn!(%error, category = error.category().as_str(), ?write, "the Lease was not written");
                 self.waits = Some(error.to_string());

@@ -69,24 +69,24 @@ mod tests {
 
     use super::*;
 
-    fn pod(status: serde_json::Value) -> Pod {
+    fn pod(status: &serde_json::Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "db-1"}, "status": status})).unwrap()
     }
 
     #[test]
     fn each_cause_is_named() {
         let image = pod(
-            json!({"containerStatuses": [{"name": "postgres", "image": "postgres:nope", "imageID": "", "ready": false, "restartCount": 0,
+            &json!({"containerStatuses": [{"name": "postgres", "image": "postgres:nope", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"postgres:nope\""}}}]}),
         );
         let trouble = of_pod(&image).unwrap();
         assert_eq!(trouble.reason, "ImagePullFailed");
         assert!(trouble.sentence.contains("postgres:nope"), "{}", trouble.sentence);
-        let unschedulable = pod(json!({"phase": "Pending", "conditions": [
+        let unschedulable = pod(&json!({"phase": "Pending", "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available: 3 Insufficient cpu."}]}));
         assert!(of_pod(&unschedulable).unwrap().sentence.contains("Insufficient cpu"));
         let creating = pod(
-            json!({"containerStatuses": [{"name": "postgres", "image": "x", "imageID": "", "ready": false, "restartCount": 0,
+            &json!({"containerStatuses": [{"name": "postgres", "image": "x", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"waiting": {"reason": "PodInitializing"}}}]}),
         );
         assert_eq!(of_pod(&creating), None);

@@ -155,6 +155,8 @@ pub struct ChildMeta {
     pub version: String,
     /// Whose it is.
     pub owner: Owner,
+    /// When it was created.
+    pub created: Option<Timestamp>,
     /// [`crate::api::names::ANNOTATION_HASH`].
     pub hash: Option<String>,
     /// Whether it is being deleted.

@@ -175,8 +175,7 @@ impl Applier {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
         let made = call(format!("{} cannot be created", child.id), api.create(&params, &object)).await;
         let Err(error) = made else { return Ok(()) };
-        let exists =
-            matches!(&error, Error::Kube { source: kube::Error::Api(status), .. } if status.reason == "AlreadyExists");
+        let exists = error.status().is_some_and(|status| status.reason == "AlreadyExists");
         if !exists {
             return Err(error);
         }

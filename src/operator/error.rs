@@ -18,7 +18,7 @@ pub enum Error {
         /// What was tried.
         what: String,
         /// Why it failed.
-        source: kube::Error,
+        source: Box<kube::Error>,
     },
     /// No answer in time.
     #[error("{what}: no answer within {} s", CALL.as_secs())]
@@ -66,14 +66,14 @@ impl Error {
     /// What kind of trouble it is.
     pub fn category(&self) -> Category {
         match self {
-            Self::Kube { source, .. } if NotLeader::find(source).is_some() => Category::NotLeader,
-            Self::Kube { source: kube::Error::Api(status), .. } => match status.code {
-                409 => Category::Conflict,
-                401 | 403 => Category::Forbidden,
-                422 => Category::Invalid,
+            Self::Kube { source, .. } if NotLeader::find(&**source).is_some() => Category::NotLeader,
+            Self::Kube { .. } => match self.code() {
+                Some(409) => Category::Conflict,
+                Some(401 | 403) => Category::Forbidden,
+                Some(422) => Category::Invalid,
                 _ => Category::Api,
             },
-            Self::Kube { .. } | Self::Config(_) => Category::Api,
+            Self::Config(_) => Category::Api,
             Self::Timeout { .. } => Category::Timeout,
             Self::NameTaken(_) | Self::Leftover(_) => Category::Conflict,
             Self::Agent { .. } | Self::Pending(_) => Category::Agent,
@@ -85,18 +85,31 @@ impl Error {
 
     /// The API server's status code, when it answered.
     pub fn code(&self) -> Option<u16> {
+        self.status().map(|status| status.code)
+    }
+
+    /// The API server's answer, when it answered.
+    pub fn status(&self) -> Option<&kube::core::Status> {
         match self {
-            Self::Kube { source: kube::Error::Api(status), .. } => Some(status.code),
+            Self::Kube { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status),
+                _ => None,
+            },
             _ => None,
         }
     }
 
+    /// The status code of that.
+    pub fn code(&self) -> Option<u16> {
+        self.status().map(|status| status.code)
+    }
+
     /// A reason for conditions and events.
     pub fn reason(&self) -> &'static str {
+        if self.status().is_some_and(|status| status.message.contains("exceeded quota")) {
+            return "QuotaExceeded";
+        }
         match self {
-            Self::Kube { source: kube::Error::Api(status), .. } if status.message.contains("exceeded quota") => {
-                "QuotaExceeded"
-            }
             Self::NameTaken(_) => "NameTaken",
             _ => match self.category() {
                 Category::Forbidden => "Forbidden",
@@ -140,7 +153,7 @@ fn sentence(error: &kube::Error) -> String {
 pub async fn call<T>(what: impl Into<String>, future: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
     match tokio::time::timeout(CALL, future).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(source)) => Err(Error::Kube { what: what.into(), source }),
+        Ok(Err(source)) => Err(Error::Kube { what: what.into(), source: Box::new(source) }),
         Err(_) => Err(Error::Timeout { what: what.into() }),
     }
 }

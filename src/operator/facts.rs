@@ -33,14 +33,14 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
         Some(owner) if owner.kind == KIND && owner.api_version.starts_with(&format!("{GROUP}/")) => {
             Owner::Object(owner.uid.clone())
         }
-        Some(_) => Owner::Foreign,
         None if label(LABEL_MANAGED_BY) == Some(MANAGED_BY) && label(LABEL_CLUSTER).is_some() => Owner::Adoptable,
-        None => Owner::Foreign,
+        _ => Owner::Foreign,
     };
     ChildMeta {
         uid: meta.uid.clone().unwrap_or_default(),
         version: meta.resource_version.clone().unwrap_or_default(),
         owner,
+        created: meta.creation_timestamp.as_ref().map(|time| time.0),
         hash: annotation(meta, ANNOTATION_HASH).map(Into::into),
         deleting: meta.deletion_timestamp.is_some(),
         created: meta.creation_timestamp.as_ref().map(|time| time.0),

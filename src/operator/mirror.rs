@@ -96,17 +96,13 @@ impl<T: Facts> Mirror<T> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let round = slots.round;
         let of = slots.by_cluster.entry(cluster.clone()).or_default();
-        match of.get_mut(name) {
-            Some(slot) => {
-                let matters = slot.facts.differs(&facts);
-                slot.round = round;
-                (Some(std::mem::replace(&mut slot.facts, facts)), matters)
-            }
-            None => {
-                of.insert(name.into(), Slot { facts, round });
-                (None, true)
-            }
+        if let Some(slot) = of.get_mut(name) {
+            let matters = slot.facts.differs(&facts);
+            slot.round = round;
+            return (Some(std::mem::replace(&mut slot.facts, facts)), matters);
         }
+        of.insert(name.into(), Slot { facts, round });
+        (None, true)
     }
 
     /// It is gone.

@@ -147,7 +147,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     let telling = gate.clone();
     streams::start(&watching, move |cluster, news| {
         if telling.leading() {
-            tell(cluster, news);
+            tell(cluster, &news);
         }
     });
     let mut workers = tokio::task::JoinSet::new();
@@ -187,7 +187,7 @@ async fn work(reconciler: Arc<Reconciler>, gate: Gate, end: End) {
             key = next => key,
         };
         if gate.leading() {
-            reconciler.run(&key).await;
+            Box::pin(reconciler.run(&key)).await;
         } else {
             reconciler.queue.add(key.clone(), Duration::ZERO);
         }
@@ -223,7 +223,7 @@ fn wake_all(mirrors: &Mirrors, queue: &Queue) {
 }
 
 /// One line for each change of an object: part of the contract, like the first.
-fn tell(cluster: &ClusterKey, news: News<'_, Entry>) {
+fn tell(cluster: &ClusterKey, news: &News<'_, Entry>) {
     match news {
         News::Changed(Some(before), after) if before.uid == after.uid => {
             if let Some(change) = before.change(after) {

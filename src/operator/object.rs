@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    fn entry(spec: Value) -> Entry {
+    fn entry(spec: &Value) -> Entry {
         let object = json!({"apiVersion": "terry.com/v1", "kind": "HelloOperator",
             "metadata": {"name": "db", "namespace": "shop", "uid": "u", "generation": 1, "managedFields": [{}]}, "spec": spec});
         Entry::read(serde_json::from_value(object).unwrap()).unwrap().1
@@ -204,19 +204,19 @@ mod tests {
     #[test]
     fn a_spec_full_of_defaults_is_kept_as_nothing_and_read_back_as_it_was() {
         let full = serde_json::to_value(serde_json::from_str::<HelloOperatorSpec>("{}").unwrap()).unwrap();
-        assert_eq!(entry(full.clone()).spec, Spec::Text("{}".into()));
+        assert_eq!(entry(&full).spec, Spec::Text("{}".into()));
         let mut changed = full;
         changed["instances"] = json!(5);
         changed["storage"]["size"] = json!("2Gi");
         let wanted: HelloOperatorSpec = serde_json::from_value(changed.clone()).unwrap();
-        let kept = entry(changed);
+        let kept = entry(&changed);
         assert_eq!(kept.spec(), Some(wanted));
         assert_eq!(kept.spec, Spec::Text(r#"{"instances":5,"storage":{"size":"2Gi"}}"#.into()));
     }
 
     #[test]
     fn a_change_is_told_by_its_path() {
-        let (a, b) = (entry(json!({})), entry(json!({"instances": 5, "pod": {"priorityClassName": "high"}})));
+        let (a, b) = (entry(&json!({})), entry(&json!({"instances": 5, "pod": {"priorityClassName": "high"}})));
         assert_eq!(
             a.change(&b).as_deref(),
             Some("spec.instances from the default to 5, spec.pod from the default to {\"priorityClassName\":\"high\"}")
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn an_unreadable_spec_is_an_object_all_the_same() {
-        let broken = entry(json!({"instances": "many"}));
+        let broken = entry(&json!({"instances": "many"}));
         let facts = broken.facts(&ClusterKey::new("shop", "db"));
         assert!(facts.spec.is_none() && facts.unreadable.is_some());
         assert!(!broken.body.unwrap().contains("managedFields"));

@@ -28,7 +28,7 @@ use crate::core::world::{
 const OWN_CERTIFICATE: i64 = 30 * 86_400;
 
 #[derive(Clone)]
-struct Config {
+struct Accepted {
     uid: String,
     version: String,
     config: Known<ClusterConfig>,
@@ -47,7 +47,7 @@ pub struct Observer {
     pub agents: Arc<Agents>,
     /// Image that brings the agent.
     pub agent_image: String,
-    configs: Mutex<HashMap<ClusterKey, Config>>,
+    configs: Mutex<HashMap<ClusterKey, Accepted>>,
 }
 
 /// A world in which nothing but the object is known.
@@ -157,7 +157,7 @@ impl Observer {
                 let text = map.data.as_ref().and_then(|data| data.get(CONFIG_KEY));
                 // One that cannot be read is written anew, like one that is missing.
                 let config = Known::from(text.and_then(|text| serde_json::from_str(text).ok()));
-                let known = Config {
+                let known = Accepted {
                     uid: map.metadata.uid.clone().unwrap_or_default(),
                     version: map.metadata.resource_version.clone().unwrap_or_default(),
                     config,
@@ -230,16 +230,15 @@ impl Observer {
         let mut classes: HashMap<Option<String>, Option<Trouble>> = HashMap::new();
         for volume in volumes.values_mut().filter(|volume| !volume.bound) {
             let waits = pods.get(&volume.ordinal).and_then(|pod| pod.trouble.as_ref());
-            if !waits.is_some_and(|trouble| trouble.reason == "Unschedulable") {
+            if waits.is_none_or(|trouble| trouble.reason != "Unschedulable") {
                 continue;
             }
-            let trouble = match classes.get(&volume.class) {
-                Some(known) => known.clone(),
-                None => {
-                    let found = self.class_trouble(volume.class.as_deref()).await;
-                    classes.insert(volume.class.clone(), found.clone());
-                    found
-                }
+            let trouble = if let Some(known) = classes.get(&volume.class) {
+                known.clone()
+            } else {
+                let found = self.class_trouble(volume.class.as_deref()).await;
+                classes.insert(volume.class.clone(), found.clone());
+                found
             };
             if let Some(trouble) = trouble {
                 // The scheduler's words about it would only repeat it, less clearly.

@@ -100,7 +100,7 @@ impl Reconciler {
     #[tracing::instrument(name = "reconcile", skip_all, fields(%key))]
     pub async fn run(&self, key: &ClusterKey) {
         let began = Instant::now();
-        let outcome = match tokio::time::timeout(WHOLE, self.look(key)).await {
+        let outcome = match tokio::time::timeout(WHOLE, Box::pin(self.look(key))).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Error::Timeout { what: format!("the look at {key}") }),
         };
@@ -155,15 +155,7 @@ impl Reconciler {
             }
             memory.failures.clone()
         };
-        let end = self.applier.end.clone();
-        let world = tokio::select! {
-            biased;
-            world = self.observer.observe(key, entry.facts(key), degraded, failures) => world,
-            () = end.wait() => return Ok((Outcome::Settled, None)),
-        };
-        if self.applier.end.came() {
-            return Ok((Outcome::Settled, None));
-        }
+        let world = Box::pin(self.observer.observe(key, entry.facts(key), degraded, failures)).await;
         if world.greeted.as_deref() != Some(&*entry.uid) {
             self.greet(key, &entry);
         }

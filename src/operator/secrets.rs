@@ -172,20 +172,19 @@ impl Secrets {
                     Login { username: username.clone(), password, host: host.clone(), database: database.clone() };
                 (login.data().into_iter().map(|(key, value)| (key, ByteString(value.into_bytes()))).collect(), "Opaque")
             }
-            SecretContent::Certificate { name, names, client } => match &source {
-                Some(source) => {
-                    let copied = [CERTIFICATE, KEY, AUTHORITY]
+            SecretContent::Certificate { name, names, client } => {
+                let data = if let Some(source) = &source {
+                    [CERTIFICATE, KEY, AUTHORITY]
                         .into_iter()
                         .filter_map(|key| Some((key.to_owned(), source.get(key)?.clone())))
-                        .collect();
-                    (copied, "kubernetes.io/tls")
-                }
-                None => {
+                        .collect()
+                } else {
                     let authority = self.authority(cluster).await?;
                     let made = keys::certificate(&authority, name, names, *client, now)?;
-                    (certificate_data(made, &authority.certificate), "kubernetes.io/tls")
-                }
-            },
+                    certificate_data(made, &authority.certificate)
+                };
+                (data, "kubernetes.io/tls")
+            }
         };
         self.write(cluster, &name, before, inputs, data, type_, fresh_password).await
     }

@@ -50,7 +50,7 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
     let secrets = Arc::new(Secrets::new(reader.clone()));
     let agents = Arc::new(Agents::new((!inside).then(|| reader.clone())));
     let observer = Observer::new(reader, mirrors, secrets, agents, "the operator's own".into());
-    let world = observer.observe(&key, entry.facts(&key), degraded, Vec::new()).await;
+    let world = Box::pin(observer.observe(&key, entry.facts(&key), degraded, Vec::new())).await;
     let plan = plan(&world);
     let status = status(&world, &plan, &[]);
     Ok(describe(&key, &plan, &status.conditions))

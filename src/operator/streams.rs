@@ -102,6 +102,7 @@ fn ours() -> watcher::Config {
 }
 
 /// What became of a watched thing.
+#[derive(Clone, Copy)]
 pub enum News<'a, T> {
     /// It is new, or differs from what it was.
     Changed(Option<&'a T>, &'a T),

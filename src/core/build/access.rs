@@ -9,7 +9,7 @@ use crate::core::world::Kind;
 /// The agents' ServiceAccount.
 pub fn service_account(scope: Scope<'_>) -> Child {
     let name = scope.cluster.names.agent_account();
-    let mut metadata = scope.owned(&name);
+    let mut metadata = scope.lasting(&name);
     if let Some(fields) = metadata.as_object_mut()
         && !scope.cluster.pod.service_account_annotations.is_empty()
     {
@@ -39,14 +39,14 @@ pub fn role(scope: Scope<'_>) -> Child {
         rule("", "pods", json!(instances), &["get"]),
     ];
     let name = names.agent_account();
-    child(Kind::Role, &name, json!({"metadata": scope.owned(&name), "rules": rules}))
+    child(Kind::Role, &name, json!({"metadata": scope.lasting(&name), "rules": rules}))
 }
 
 /// That the agents' account has the agents' Role.
 pub fn role_binding(scope: Scope<'_>) -> Child {
     let name = scope.cluster.names.agent_account();
     let body = json!({
-        "metadata": scope.owned(&name),
+        "metadata": scope.lasting(&name),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": scope.namespace}],
     });

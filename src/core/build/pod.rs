@@ -32,7 +32,7 @@ pub fn template(scope: Scope<'_>) -> Value {
             out.insert(key.into(), value);
         }
     };
-    optional("imagePullPolicy", json!(cluster.image_pull_policy.map(|policy| policy.as_str())));
+    optional("imagePullPolicy", json!(cluster.image_pull_policy.map(crate::api::spec::ImagePullPolicy::as_str)));
     optional("imagePullSecrets", json!(cluster.image_pull_secrets));
     optional("resources", json!(cluster.resources));
     optional("walVolume", if cluster.storage.wal_size.is_some() { json!(true) } else { Value::Null });

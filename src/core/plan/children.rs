@@ -45,7 +45,13 @@ fn one(known: Option<&ChildMeta>, child: Child, scope: Scope<'_>, plan: &mut Pla
         step.needs.extend(role.map(|role| role.to_string()));
         return;
     };
-    if !may_touch(meta, &id, scope, plan) {
+    let ours = match child.id.kind {
+        // The agents' rights last as long as their Lease: without them a primary whose object was deleted could not release
+        // it on its way out, and a new object of the same name would have to wait for the Lease to run out.
+        Kind::ServiceAccount | Kind::Role | Kind::RoleBinding => lasting(meta, &child.id, scope, plan),
+        _ => may_touch(meta, &id, scope, plan),
+    };
+    if !ours {
         return;
     }
     // Agents write what stands in an EndpointSlice.

@@ -218,9 +218,9 @@ fn replace_stuck(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>,
         if found.ended {
             plan.does(Doing::Rolling, format!("{} ended and is made anew", scope.cluster.names.instance(ordinal)));
             delete(found, ordinal, scope, "InstanceReplaced", "it ended", plan);
-        } else if older_than_account(world, found, scope) {
-            // None of them can do anything any more, the primary included: there is no order to keep.
-            let why = "its ServiceAccount was made anew, and the API server takes its agent's token no more";
+        } else if void(world, found, scope) {
+            // Neither renews nor follows: waiting for the others to serve would be waiting for ever.
+            let why = "its ServiceAccount was made anew, and its token is void";
             plan.does(Doing::Rolling, format!("{} is replaced: {why}", scope.cluster.names.instance(ordinal)));
             delete(found, ordinal, scope, "InstanceReplaced", why, plan);
         } else if !found.running
@@ -230,6 +230,13 @@ fn replace_stuck(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>,
             delete(found, ordinal, scope, "InstanceReplaced", &why, plan);
         }
     }
+}
+
+/// Whether the token of a Pod is of an account that is gone: the API server refuses it.
+fn void(world: &World, found: &PodFacts, scope: Scope<'_>) -> bool {
+    let account = ChildId::new(Kind::ServiceAccount, scope.cluster.names.agent_account());
+    let account = world.children.present().and_then(|children| children.get(&account));
+    account.is_some_and(|account| account.created > found.meta.created && found.meta.created.is_some())
 }
 
 /// Replaces outdated Pods one at a time: replicas from the highest, then the primary. Called only while all serve.

@@ -83,7 +83,7 @@ fn meta(body: &Value, uid: &str) -> ChildMeta {
         None => Owner::Adoptable,
     };
     let hash = annotation(body, "terry.com/hash");
-    ChildMeta { uid: uid.into(), version: "1".into(), owner, hash, deleting: false, created: None }
+    ChildMeta { uid: uid.into(), version: "1".into(), owner, created: None, hash, deleting: false }
 }
 
 fn annotation(body: &Value, name: &str) -> Option<String> {

@@ -277,22 +277,19 @@ fn a_lease_that_is_gone_is_made_anew_only_from_the_answers_of_all() {
 }
 
 #[test]
-fn pods_whose_service_account_is_another_one_are_replaced_at_once() {
-    let mut world = empty(json!({}));
+fn pods_of_an_account_that_was_made_anew_are_replaced() {
+    let mut world = empty(json!({"instances": 2}));
     settle(&mut world);
-    let before = world.now;
+    let now = world.now;
     for pod in present(&mut world.pods).values_mut() {
-        pod.meta.created = Some(before);
-        pod.ready = false;
+        pod.meta.created = Some(now);
     }
     let account = ChildId::new(Kind::ServiceAccount, "db-agent");
-    let set = |world: &mut World, created| {
-        present(&mut world.children).get_mut(&account).unwrap().created = Some(created);
-    };
-    set(&mut world, before);
-    assert!(deletions(&plan(&world), Kind::Pod).is_empty());
-    set(&mut world, before + jiff::SignedDuration::from_secs(1));
-    assert_eq!(deletions(&plan(&world), Kind::Pod).len(), 3);
+    present(&mut world.children).get_mut(&account).unwrap().created = Some(now);
+    assert!(plan(&world).settled());
+    let later = jiff::Timestamp::from_second(now.as_second() + 1).unwrap();
+    present(&mut world.children).get_mut(&account).unwrap().created = Some(later);
+    assert_eq!(deletions(&plan(&world), Kind::Pod), ["db-1", "db-2"]);
 }
 
 #[test]
