@@ -18,7 +18,7 @@ pub mod process;
 pub mod report;
 pub mod rules;
 pub mod run;
-mod server;
+pub mod server;
 pub mod sql;
 mod steps;
 pub mod tls;

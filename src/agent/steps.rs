@@ -6,11 +6,12 @@ use super::Error;
 use super::bootstrap::{Wish, bootstrap, control};
 use super::clone::clone;
 use super::conf::Aim;
+use super::peers::Peers;
 use super::postmaster::{Postmaster, accepts_sessions, kill};
 use super::process::boottime;
 use super::run::{Agent, Event, Task, random_word};
 use super::volume::{Chosen, Staged, State};
-use crate::api::agent::{ClusterConfig, Lsn};
+use crate::api::agent::{ClusterConfig, Lsn, Phase};
 use crate::core::election::{Data, EngineState, EngineStep, Job, Member, Source, SyncSetting, engine_step, rules};
 use crate::engine::postgres::control::ControlData;
 
@@ -20,6 +21,8 @@ const SHUTDOWN: Duration = Duration::from_secs(40);
 const CHECKPOINT: Duration = Duration::from_secs(10);
 /// A replica that could not follow is cloned again at most this often.
 const DISCARD_EVERY: Duration = Duration::from_mins(5);
+/// How long a clone waits for the word of the primary's agent.
+const FIRST_WORD: Duration = Duration::from_secs(20);
 /// After a failed job the next one waits, twice as long each time, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
@@ -312,9 +315,11 @@ impl Agent {
         let member = planned.unwrap_or_else(|| format!("{}-{}", self.me.instance, random_word()));
         tracing::info!(from = %source.instance, member, "copies the primary's data");
         let (processes, place, from) = (self.processes.clone(), self.place.clone(), source.clone());
-        let lease = self.lease_api.clone();
+        let (lease, peers) = (self.lease_api.clone(), self.peers.clone());
         self.begin(Job::Clone, Some(source), async move {
             let work = async {
+                // The Lease names its address before it takes connections.
+                wait_for_primary(&peers, &from).await;
                 still_holds(&lease, &from).await?;
                 let upstream = place.upstream(&config, &from)?;
                 let system_id = clone(&processes, &place.layout, &upstream, &member).await?;
@@ -561,6 +566,19 @@ impl Agent {
         let status = &seen.status;
         let lsn = if status.in_recovery { status.received.max(status.replayed) } else { status.flushed };
         (status.timeline.or(of_data.0), lsn.or(of_data.1))
+    }
+}
+
+/// Waits until the agent of the holder says that PostgreSQL takes writes, but not for ever: it may be unreachable for us
+/// while PostgreSQL is not.
+async fn wait_for_primary(peers: &Peers, source: &Source) {
+    let end = boottime() + FIRST_WORD;
+    while boottime() < end {
+        let heard = peers.ask(vec![source.instance.clone()]).await;
+        if heard.iter().any(|heard| heard.report.phase == Phase::Primary && heard.report.term == source.term) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(150)).await;
     }
 }
 

@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use hello_operator::agent::fence::Fence;
 use hello_operator::agent::postmaster::{Postmaster, kill};
+use hello_operator::agent::report::Shared;
 use hello_operator::agent::rules::confirm;
-use hello_operator::agent::{Error, bootstrap, process};
+use hello_operator::agent::run::{Command, Event};
+use hello_operator::agent::tls::Tls;
+use hello_operator::agent::{Error, bootstrap, process, server};
 use hello_operator::core::election::Rule;
 use hello_operator::engine::postgres::control::ClusterState;
 use hello_operator::engine::postgres::settings::Role;
 use hello_operator::engine::postgres::{slots, sync_names};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use world::{isolated, until};
 
 fn alone() -> Role {
@@ -264,5 +268,56 @@ fn a_setting_that_postgres_does_not_accept_is_named() {
         postmaster.reload();
         until("a pending restart", async || session.pending_restart().await.unwrap() == ["max_connections"]).await;
         assert_eq!(session.configuration_errors().await.unwrap(), Vec::<String>::new(), "waiting is no error");
+    });
+}
+
+/// One request over mutual TLS; the status, or None where the handshake fails.
+async fn ask(port: u16, tls: &Tls, request: &str) -> Option<u16> {
+    let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(tls.client());
+    let mut stream = connector.connect("db-1".try_into().unwrap(), stream).await.ok()?;
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    answer.split(' ').nth(1)?.parse().ok()
+}
+
+#[test]
+fn the_agents_api_lets_peers_ask_the_operator_command_and_nobody_else_anything() {
+    isolated("the_agents_api_lets_peers_ask_the_operator_command_and_nobody_else_anything", async |world| {
+        rustls::crypto::aws_lc_rs::default_provider().install_default().unwrap();
+        let tls = Tls::load(&world.secrets).unwrap();
+        let report = serde_json::json!({"instance": "db-1", "podUid": "u", "agentVersion": "1", "phase": "primary"});
+        let shared = Shared::new(serde_json::from_value(report).unwrap());
+        let (events, mut inbox) = tokio::sync::mpsc::channel(4);
+        let port = world::free_port();
+        server::serve(([127, 0, 0, 1], port).into(), tls.clone(), shared, events).await.unwrap();
+        let report = "GET /v1/report HTTP/1.1\r\nhost: db-1\r\nconnection: close\r\n\r\n";
+        let body = r#"{"term":1,"id":"a","reason":"test"}"#;
+        let restart = format!(
+            "POST /v1/restart HTTP/1.1\r\nhost: db-1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let operator = Tls::load(&world.identity_of("operator")).unwrap();
+        let stranger = Tls::load(&world.identity_of("stranger")).unwrap();
+        assert_eq!(ask(port, &tls, report).await, Some(200));
+        assert_eq!(ask(port, &tls, &restart).await, Some(403), "a peer does not command");
+        assert_eq!(ask(port, &stranger, report).await, Some(403));
+        let command = tokio::spawn(async move { ask(port, &operator, &restart).await });
+        match inbox.recv().await {
+            Some(Event::Command(Command::Restart(command, answer))) => {
+                assert_eq!((command.term, command.id.as_str()), (1, "a"));
+                answer.send(Err("older".into())).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(command.await.unwrap(), Some(409), "a refusal is told");
+
+        // Another cluster's authority: no handshake. The same after the Secret was exchanged while it runs.
+        let other = world::World::new("other");
+        let foreign = Tls::load(&other.secrets).unwrap();
+        assert_eq!(ask(port, &foreign, report).await, None);
+        tls.reload(&other.secrets).unwrap();
+        assert_eq!(ask(port, &foreign, report).await, Some(200));
     });
 }

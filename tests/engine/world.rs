@@ -90,13 +90,21 @@ pub struct Instance {
 }
 
 impl World {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("he-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir_all(&root).unwrap();
         certificates(&root.join("secrets"));
         let secrets = Secrets::new(root.join("secrets"));
         Self { root, processes: Processes::new().unwrap(), secrets }
+    }
+
+    /// Secrets in which the certificate of `part` stands where an agent's own is looked for.
+    pub fn identity_of(&self, part: &str) -> Secrets {
+        let root = self.root.join(format!("as-{part}"));
+        std::fs::create_dir_all(&root).unwrap();
+        std::os::unix::fs::symlink(self.root.join("secrets").join(part), root.join("replication")).unwrap();
+        Secrets::new(root)
     }
 
     pub fn instance(&self, name: &str) -> Instance {
@@ -191,7 +199,7 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -217,6 +225,8 @@ fn certificates(root: &Path) {
             std::fs::set_permissions(folder.join(file), std::fs::Permissions::from_mode(0o600)).unwrap();
         }
     };
+    write("operator", "hello-operator", &["hello-operator"], &[ExtendedKeyUsagePurpose::ClientAuth]);
+    write("stranger", "somebody", &["somebody"], &[ExtendedKeyUsagePurpose::ClientAuth]);
     let both = [ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
     write("server", "db", &["db-1", "db-2", "db-3"], &[ExtendedKeyUsagePurpose::ServerAuth]);
     write("replication", "streaming_replica", &["db-1", "db-2", "db-3"], &both);

@@ -141,7 +141,9 @@ fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {
                 "this instance was the primary in an earlier term and another one is now: its data may have diverged"
                     .into(),
             ),
-            (_, source) => EngineStep::StartStandby(source),
+            // It wrote as a holder, and there is nobody to follow: by its proof it may still turn out to be the last one's data.
+            (Some(_), None) => EngineStep::Keep,
+            (None, source) => EngineStep::StartStandby(source),
         },
         (Data::Present(_), EngineState::Standby { source: present }) => match source {
             Some(source) if present.as_ref() != Some(&source) => EngineStep::Retarget(source),

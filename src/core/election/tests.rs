@@ -409,3 +409,20 @@ fn a_replica_that_can_never_catch_up_is_stopped_discarded_and_cloned_anew() {
     (world.data, world.cannot_follow) = (Data::Empty, false);
     assert!(matches!(engine_step(&world.view()), EngineStep::Clone { member: None, .. }));
 }
+
+#[test]
+fn a_holder_proof_is_not_erased_while_there_is_nobody_to_follow() {
+    let mut world = running();
+    let known = world.lease.as_ref().unwrap().register.clone();
+    // Somebody deleted the Lease, and another one was made that names nobody.
+    let blank = Register {
+        system_id: known.system_id.clone(),
+        ..Register::initial(known.instances.clone(), Durability::Quorum)
+    };
+    (world.tenure, world.engine) = (None, EngineState::Stopped);
+    world.lease = Some(seen(blank));
+    assert_eq!(engine_step(&world.view()), EngineStep::Keep);
+    // Made anew from what the members said, it names the holder, released: its data go on.
+    world.lease = Some(seen(Register { release: Some(Release { timeline: 1, lsn: Lsn(42) }), ..known }));
+    assert!(matches!(lease_step(&world.view()), LeaseStep::Take(_)));
+}
