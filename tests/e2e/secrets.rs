@@ -3,7 +3,7 @@
 use hello_operator::api::names::Names;
 use hello_operator::api::spec::HelloOperator;
 use kube::api::{Patch, PatchParams};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 use crate::cluster::eventually;
@@ -107,15 +107,25 @@ async fn own_password(case: &Case, password: &str) -> Result {
 async fn own_certificate(case: &Case, host: &str) -> Result<String> {
     let mut authority = CertificateParams::new(Vec::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.distinguished_name = named("an authority of the user's own");
     let key = KeyPair::generate()?;
     let root = authority.self_signed(&key)?.pem();
     let issuer = Issuer::new(authority, key);
     let key = KeyPair::generate()?;
-    let leaf = CertificateParams::new(vec![host.to_owned()])?.signed_by(&key, &issuer)?.pem();
+    let mut leaf = CertificateParams::new(vec![host.to_owned()])?;
+    // Subject and issuer must differ: the same name would make it a certificate of its own.
+    leaf.distinguished_name = named(host);
+    let leaf = leaf.signed_by(&key, &issuer)?.pem();
     let secret: Value = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mine"}, "type": "kubernetes.io/tls",
         "stringData": {"tls.crt": leaf, "tls.key": key.serialize_pem(), "ca.crt": root}});
     case.apply(&secret).await?.ok()?;
     Ok(root)
+}
+
+fn named(name: &str) -> DistinguishedName {
+    let mut names = DistinguishedName::new();
+    names.push(DnType::CommonName, name);
+    names
 }
 
 /// A connection in libpq's own form, where a quote and a backslash are escaped.

@@ -52,9 +52,9 @@ async fn bare_crd(suite: &'static Suite, case: Case) -> Result {
         .collect();
     assert!(written.is_empty(), "a write to the object would erase its spec for good: {written:?}");
 
-    // The repair that the operator offers.
+    // The repair that the operator offers. helm itself would refuse to write over what kubectl wrote (--force-conflicts).
     let pod = uids(&case).await?;
-    suite.install(&["crds.manage=true"]).await?;
+    suite.install(&["crds.enabled=false", "crds.manage=true"]).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(case.client());
     eventually(SOON, "the CRD to be ours again", || async {
         let crd = crds.get(CRD_NAME).await.map_err(|error| error.to_string())?;
