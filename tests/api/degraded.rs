@@ -120,8 +120,16 @@ async fn bare_over_ours(plane: Arc<Plane>) {
     .await;
     tokio::time::sleep(QUIET).await;
     // The erased spec reads as the defaults now, at the same generation: nobody asked for a third instance.
+    assert_eq!(objects.get("old").await.unwrap().data["spec"]["instances"], 3);
     assert!(claims.get_opt("old-3").await.unwrap().is_none());
     assert_eq!(accepted(&maps, "old").await.spec, before.spec);
+    // Until somebody does.
+    let again = Patch::Merge(json!({"spec": {"instances": 4}}));
+    objects.patch("old", &PatchParams::default(), &again).await.unwrap();
+    eventually("what was asked for to be accepted", PATIENCE, async || {
+        (accepted(&maps, "old").await.spec.instances == 4).then_some(())
+    })
+    .await;
     assert_eq!(operator.greetings().len(), 2, "one line for each object");
 }
 
