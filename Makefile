@@ -31,11 +31,11 @@ kubeconfig: ## Print the path of the local cluster's kubeconfig
 check: ## Format, lints, unit and property tests, directions, chart: no cluster (under 5 minutes)
 	cargo fmt --check
 	cargo clippy --locked --lib --bins -- -D warnings
-	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic
+	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic -A clippy::print_stdout -A clippy::print_stderr
 	cargo test --locked --lib --bins --test architecture --test chart --test crds
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
 
-test: check cluster-test ## Everything that fits 40 minutes; CI runs this
+test: check api engine e2e cluster-test ## Everything that fits 40 minutes; CI runs this
 
 .PHONY: cluster-test
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
@@ -44,7 +44,14 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 
 .PHONY: api
 api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)
+	@tests/cluster/install
+	@tests/cluster/build kube etcd
 	@cargo test --locked --test api -- $(FILTER)
+
+.PHONY: engine
+engine: ## Test the agent's parts against a real PostgreSQL, without Kubernetes
+	@tests/engine/install
+	@cargo test --locked --test engine
 
 # With its own cluster, which ends with the run, however that ends. HELLO_KEEP=1 leaves it, and what failed in it, for a look.
 define with_cluster

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Error;
-use super::bootstrap::password_sql;
+use super::bootstrap::{control, password_sql};
 use super::conf::Aim;
 use super::endpoints::Routes;
 use super::files::{Fingerprint, Secrets};
@@ -27,6 +27,7 @@ const SECRETS_EVERY: Duration = Duration::from_secs(2);
 const PEERS_EVERY: Duration = Duration::from_secs(1);
 const PEERS_EAGER: Duration = Duration::from_millis(250);
 const SLOTS_EVERY: Duration = Duration::from_secs(5);
+const FLOOR_EVERY: Duration = Duration::from_secs(15);
 const ROUTES_EVERY: Duration = Duration::from_secs(5);
 /// A duty that failed waits this long.
 const RETRY: Duration = Duration::from_secs(1);
@@ -68,6 +69,7 @@ pub(super) struct Duties {
     pending: Vec<String>,
     peers: Turn,
     slots: Turn,
+    floor: Turn,
     strange_slots: BTreeMap<String, Boot>,
     routes: Turn,
     routed: Option<Routes>,
@@ -104,6 +106,7 @@ impl Duties {
             pending: Vec::new(),
             peers: Turn::default(),
             slots: Turn::default(),
+            floor: Turn::default(),
             strange_slots: BTreeMap::new(),
             routes: Turn::default(),
             routed: None,
@@ -122,6 +125,11 @@ impl Duties {
     /// The rule that is proven to be in force.
     pub(super) fn confirmed(&self) -> Option<&Rule> {
         self.confirmed.as_ref()
+    }
+
+    /// Whether settings wait for a restart.
+    pub(super) fn restart_is_due(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// A new term: nothing that was proven or written in an older one counts.
@@ -181,6 +189,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
 impl Agent {
     pub(super) fn do_duties(&mut self) {
         self.look_at_secrets();
+        self.look_at_floor();
         self.configure();
         if self.engine != EngineState::Primary || self.tenure.is_none() {
             return;
@@ -270,6 +279,20 @@ impl Agent {
         });
     }
 
+    /// A replica keeps what its primary's settings were when it began to follow. When the primary's went down meanwhile, the
+    /// control file says so as soon as that is replayed.
+    fn look_at_floor(&mut self) {
+        if !matches!(self.engine, EngineState::Standby { .. }) || !self.duties.floor.due() {
+            return;
+        }
+        self.duties.floor.begin();
+        let (processes, pgdata, events) = (self.processes.clone(), self.place.layout.pgdata(), self.events.clone());
+        tokio::spawn(async move {
+            let outcome = control(&processes, &pgdata).await.map(|control| control.critical);
+            let _ = events.send(Event::Floor(outcome)).await;
+        });
+    }
+
     fn ask_peers(&mut self) {
         if !self.duties.peers.due() {
             return;
@@ -346,6 +369,10 @@ impl Agent {
         let strange =
             |slot: &&Slot| slot.name.starts_with(slots::PREFIX) && !slot.active && !known.contains(&slot.name);
         let strange: Vec<String> = seen.slots.iter().filter(strange).map(|slot| slot.name.clone()).collect();
+        // The slot of an instance that was removed for good keeps WAL for nobody.
+        let instances: Vec<String> =
+            self.terms.iter().flat_map(|terms| &terms.instances).map(|name| slots::of(name) + "_").collect();
+        let of_wanted = |slot: &str| instances.iter().any(|instance| slot.starts_with(instance));
         let now = boottime();
         self.duties.strange_slots.retain(|name, _| strange.contains(name));
         for name in strange {
@@ -355,7 +382,7 @@ impl Agent {
             .duties
             .strange_slots
             .iter()
-            .filter(|(_, since)| now.saturating_sub(**since) >= SLOT_GRACE)
+            .filter(|(name, since)| now.saturating_sub(**since) >= SLOT_GRACE || !of_wanted(name))
             .map(|(name, _)| name.clone())
             .collect();
         if missing.is_empty() && old.is_empty() {
@@ -476,6 +503,13 @@ impl Agent {
             Event::Reloaded(_, Err(error)) => {
                 warn("the reload of the configuration", &error);
                 self.duties.reloading.end(RETRY);
+            }
+            Event::Floor(outcome) => {
+                self.duties.floor.end(FLOOR_EVERY);
+                match outcome {
+                    Ok(critical) => self.critical = Some(critical),
+                    Err(error) => warn("a look at the control file", &error),
+                }
             }
             Event::Slots(outcome) => {
                 if let Err(error) = outcome {

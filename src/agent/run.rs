@@ -67,6 +67,8 @@ pub enum Event {
     Confirmed(Rule, String, Result<bool, Error>),
     /// PostgreSQL has read its configuration again.
     Reloaded(Chosen, Result<Reread, Error>),
+    /// What the control file says of the primary's settings.
+    Floor(Result<Critical, Error>),
     /// The slots were looked after.
     Slots(Result<(), Error>),
     /// The EndpointSlices were looked after.
@@ -585,7 +587,8 @@ impl Agent {
 
     fn restart(&mut self, command: RestartCommand) -> Result<CommandAnswer, String> {
         self.refuse_older(command.term)?;
-        if self.state.restarted_for.as_deref() == Some(command.id.as_str()) {
+        // What went down on the primary later may go down here too, and waits for another restart by the same command.
+        if self.state.restarted_for.as_deref() == Some(command.id.as_str()) && !self.duties.restart_is_due() {
             return Ok(CommandAnswer { done: true, message: "PostgreSQL was restarted".into() });
         }
         if self.restart.as_deref() != Some(command.id.as_str()) {

@@ -39,7 +39,14 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
     };
     let name = object.names.cluster();
     let mut notices = Vec::new();
-    let written = written(world, before);
+    let kept = before.filter(|before| erased(world, before));
+    if kept.is_some() && !world.crd_degraded {
+        notices.push(Trouble {
+            reason: "SpecErased".into(),
+            sentence: "the spec of this object was erased under another CRD: the cluster stays on the last one that was accepted until the object is written again, so apply its manifest once more".into(),
+        });
+    }
+    let written = written(world, before, kept);
     let accepted = written.and_then(|(mut spec, generation)| {
         if let Some(before) = before {
             hold_back(before, &mut spec, &mut notices)?;
@@ -84,16 +91,38 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
     Ok(Accepted { cluster, config, notices })
 }
 
+/// Whether the object reads as something that nobody wrote.
+///
+/// Ours fills in a spec always, so one that is missing tells of a bare CRD even before the watch of the CRD does. An
+/// object that was written under a bare CRD has lost its spec, and reads as nothing but defaults wherever ours is in
+/// force (once it stands again, and in watches that were begun under it), all at an unchanged generation.
+fn erased(world: &World, before: &ClusterConfig) -> bool {
+    let object = &world.object;
+    let Some(spec) = &object.spec else { return object.unreadable.is_none() };
+    // What is merely held back reads otherwise at the same generation too, but was wanted.
+    let held_back = HelloOperatorSpec {
+        version: before.spec.version.clone(),
+        image: before.spec.image.clone(),
+        ..HelloOperatorSpec::default()
+    };
+    before.uid == object.uid
+        && before.generation == object.generation
+        && *spec == HelloOperatorSpec::default()
+        && before.spec != held_back
+}
+
 /// The spec as it is written, and the generation that it is of.
 ///
 /// Under a bare CRD every object reads without its spec, and one that was written since has lost it for good. So a
 /// cluster that exists stays on its last accepted spec for as long as its object says nothing else.
-fn written(world: &World, before: Option<&ClusterConfig>) -> Result<(HelloOperatorSpec, i64), String> {
+fn written(
+    world: &World,
+    before: Option<&ClusterConfig>,
+    kept: Option<&ClusterConfig>,
+) -> Result<(HelloOperatorSpec, i64), String> {
     let object = &world.object;
-    if world.crd_degraded
-        && let Some(before) = before
-        && (object.spec.is_none() || before.generation == object.generation)
-    {
+    let same = before.filter(|before| world.crd_degraded && before.generation == object.generation);
+    if let Some(before) = kept.or(same) {
         return Ok((before.spec.clone(), before.generation));
     }
     if let Some(why) = &object.unreadable {

@@ -46,8 +46,13 @@ pub struct Mirror<T> {
 }
 
 struct Slots<T> {
-    by_cluster: HashMap<ClusterKey, BTreeMap<Box<str>, Slot<T>>>,
+    /// A vector each: a tree would hold room for eleven where most clusters have one.
+    by_cluster: HashMap<ClusterKey, Vec<(Box<str>, Slot<T>)>>,
     round: u64,
+}
+
+fn find<'a, T>(all: &'a mut [(Box<str>, Slot<T>)], name: &str) -> Option<&'a mut Slot<T>> {
+    all.iter_mut().find(|(of, _)| **of == *name).map(|(_, slot)| slot)
 }
 
 impl<T> Default for Mirror<T> {
@@ -75,7 +80,7 @@ impl<T: Facts> Mirror<T> {
     /// One of one cluster.
     pub fn get(&self, cluster: &ClusterKey, name: &str) -> Option<T> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots.by_cluster.get(cluster)?.get(name).map(|slot| slot.facts.clone())
+        slots.by_cluster.get(cluster)?.iter().find(|(of, _)| **of == *name).map(|(_, slot)| slot.facts.clone())
     }
 
     /// All clusters.
@@ -86,7 +91,7 @@ impl<T: Facts> Mirror<T> {
     /// Changes facts in place, when they are there.
     pub fn update(&self, cluster: &ClusterKey, name: &str, change: impl FnOnce(&mut T)) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.by_cluster.get_mut(cluster).and_then(|of| of.get_mut(name)) {
+        if let Some(slot) = slots.by_cluster.get_mut(cluster).and_then(|all| find(all, name)) {
             change(&mut slot.facts);
         }
     }
@@ -95,13 +100,13 @@ impl<T: Facts> Mirror<T> {
     pub fn put(&self, cluster: &ClusterKey, name: &str, facts: T) -> (Option<T>, bool) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let round = slots.round;
-        let of = slots.by_cluster.entry(cluster.clone()).or_default();
-        if let Some(slot) = of.get_mut(name) {
+        let of = slots.by_cluster.entry(cluster.clone()).or_insert_with(|| Vec::with_capacity(1));
+        if let Some(slot) = find(of, name) {
             let matters = slot.facts.differs(&facts);
             slot.round = round;
             return (Some(std::mem::replace(&mut slot.facts, facts)), matters);
         }
-        of.insert(name.into(), Slot { facts, round });
+        of.push((name.into(), Slot { facts, round }));
         (None, true)
     }
 
@@ -109,7 +114,8 @@ impl<T: Facts> Mirror<T> {
     pub fn remove(&self, cluster: &ClusterKey, name: &str) -> Option<T> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let of = slots.by_cluster.get_mut(cluster)?;
-        let facts = of.remove(name).map(|slot| slot.facts);
+        let at = of.iter().position(|(of, _)| **of == *name);
+        let facts = at.map(|at| of.swap_remove(at).1.facts);
         if of.is_empty() {
             slots.by_cluster.remove(cluster);
         }
@@ -127,7 +133,7 @@ impl<T: Facts> Mirror<T> {
         let round = slots.round;
         let mut gone = Vec::new();
         slots.by_cluster.retain(|cluster, of| {
-            of.retain(|_, slot| {
+            of.retain(|(_, slot)| {
                 let stays = slot.round == round;
                 if !stays {
                     gone.push((cluster.clone(), slot.facts.clone()));

@@ -238,6 +238,7 @@ impl Reconciler {
         let status = status(&world, &plan, &[]);
         let wrote = self.report(key, entry, &world, &status).await?;
         self.memories().remove(key);
+        self.metrics.forget_cluster(&key.namespace, &key.name);
         Ok((if wrote { Outcome::Changed } else { Outcome::Settled }, None))
     }
 

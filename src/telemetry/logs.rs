@@ -13,9 +13,9 @@ use tracing_subscriber::{EnvFilter, Layer};
 use crate::config::LogFormat;
 
 /// Levels before the user's own. The named libraries stay at `info` even under `RUST_LOG=trace`, because below it they
-/// print what goes over the wire, passwords and tokens included; who wants that names the library.
-const BASE: &str =
-    "info,opentelemetry=warn,h2=info,hyper=info,hyper_util=info,rustls=info,tokio_postgres=info,tonic=info,tower=info";
+/// print what goes over the wire, passwords and tokens included; who wants that names the library. The lease library
+/// says at each look of a standby, every two seconds, who holds the Lease: `leader` tells of changes.
+const BASE: &str = "info,kube_leader_election=warn,opentelemetry=warn,h2=info,hyper=info,hyper_util=info,rustls=info,tokio_postgres=info,tonic=info,tower=info";
 
 /// Which lines appear. `own` is what RUST_LOG says; it overrides target by target.
 pub fn filter(verbose: bool, own: Option<&str>) -> EnvFilter {

@@ -3,7 +3,7 @@
 #[path = "../cluster/mod.rs"]
 mod cluster;
 mod figures;
-#[allow(dead_code, unused_imports, reason = "what the cases use and the figures do not")]
+#[allow(unused_imports, reason = "what the cases use and the figures do not")]
 #[path = "../e2e/harness/mod.rs"]
 mod harness;
 mod memory;

@@ -343,6 +343,21 @@ fn under_a_bare_crd_a_cluster_stays_on_its_last_accepted_spec() {
         let plan = plan(&world);
         assert!(plan.steps.is_empty(), "{:?}", ids(&plan));
     }
+    // Ours stands again, and fills in defaults that nobody wrote.
+    let mut repaired = world.clone();
+    repaired.crd_degraded = false;
+    repaired.object.generation -= 1;
+    repaired.object.spec = Some(serde_json::from_str("{}").unwrap());
+    for seen in [true, false] {
+        repaired.crd_degraded = seen;
+        settle(&mut repaired);
+        assert_eq!(present(&mut repaired.pods).len(), 1);
+    }
+    assert_eq!(condition(&repaired, "Degraded").1, "SpecErased");
+    change(&mut repaired, json!({"instances": 2}));
+    settle(&mut repaired);
+    assert_eq!(present(&mut repaired.pods).len(), 2);
+    assert_ne!(condition(&repaired, "Degraded").1, "SpecErased");
     let mut fresh = empty(json!({}));
     fresh.crd_degraded = true;
     fresh.object.spec = None;
