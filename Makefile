@@ -53,19 +53,22 @@ engine: ## Test the agent's parts against a real PostgreSQL, without Kubernetes
 	@tests/engine/install
 	@cargo test --locked --test engine
 
-# With its own cluster, which ends with the run, however that ends. HELLO_KEEP=1 leaves it, and what failed in it, for a look.
-define with_cluster
-export HELLO_CLUSTER=$(TEST_CLUSTER) HELLO_PROFILE=$(PROFILE); \
-	trap '[ -n "$${HELLO_KEEP:-}" ] || $(LC) down' EXIT; trap 'exit 130' INT TERM;
+# In a cluster of its own, which ends with the run, however that ends: the tests are a process group (set -m), so that an
+# interrupted make ends them and what they started first. HELLO_KEEP=1 leaves the cluster, and what failed in it, for a look.
+define in_cluster
+export HELLO_CLUSTER=$(TEST_CLUSTER) HELLO_PROFILE=$(PROFILE); set -m; \
+	trap '[ -n "$${HELLO_KEEP:-}" ] || $(LC) down' EXIT; \
+	trap 'kill -- -$$tests; wait $$tests || true; exit 130' INT TERM; \
+	cargo test --locked --features local-cluster $(1) & tests=$$!; wait $$tests
 endef
 
 .PHONY: e2e bench
 e2e bench: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
-	@$(with_cluster) cargo test --locked --features local-cluster --test e2e -- --test-threads=3 $(CASE)
+	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
-bench: ## Measure the figures that we promise, print them and append them to docs/figures.md (CASE=one of them)
-	@$(with_cluster) cargo test --locked --features local-cluster --test bench -- $(CASE)
+bench: ## Measure the figures that we promise, print them and append them to docs/figures.md (CASE=part of a figure's name)
+	@$(call in_cluster,--test bench -- $(CASE))
 
 # --- what we ship
 
