@@ -13,7 +13,7 @@ async fn invalid(_: &'static Suite, case: Case) -> Result {
     let quorum = json!({"instances": 2, "replication": {"durability": "Quorum", "syncReplicas": 2}});
     let refused = [
         (json!({"instances": 0}), "instances cannot be 0: to stop the Pods and keep the data, say state: Hibernated"),
-        (json!({"instances": 10}), "should be less than or equal to 9"),
+        (json!({"instances": 10}), "use 1 to 9 instances"),
         (json!({"instances": -1}), "use 1 to 9 instances"),
         (json!({"version": 14}), "use a version that is supported: 15, 16, 17 or 18"),
         (json!({"version": "9.6"}), "use a version that is supported: 15, 16, 17 or 18"),

@@ -43,6 +43,7 @@ async fn scale(_: &'static Suite, case: Case) -> Result {
     }
     assert_eq!(case.volumes("db").await?, ["db-1", "db-2"]);
     rule_of(&case, &primary, 1).await?;
+    case.sql_gives(&primary, "select count(*) from pg_replication_slots where slot_type = 'physical'", "1").await?;
     case.sql(&primary, "insert into t values (1001)").await?;
 
     // One instance could never satisfy the quorum: refused, in words, and nothing happens.
