@@ -22,9 +22,9 @@ use super::streams::{Mirrors, hello_operators};
 use crate::api::Category;
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
 use crate::api::status::HelloOperatorStatus;
-use crate::core::plan::{Plan, plan};
+use crate::core::plan::{Action, Plan, plan};
 use crate::core::status::status;
-use crate::core::world::{Failure, World};
+use crate::core::world::{ChildId, Failure, Kind, World};
 use crate::leader::Gate;
 use crate::telemetry::metrics::{ClusterState, OperatorMetrics, Outcome};
 
@@ -50,6 +50,8 @@ struct Memory {
     unsettled_since: Option<Instant>,
     /// What was told by an event, where no status can hold it.
     told: Option<HelloOperatorStatus>,
+    /// The restart that was told of last: the instance and the command's name.
+    restart: Option<(u8, String)>,
 }
 
 /// Everything that reconciles share.
@@ -178,10 +180,34 @@ impl Reconciler {
                 self.events.tell(key, &entry.uid, news).await;
             }
         }
+        self.tell_restarts(key, &entry, &world, &applied).await;
         let status = status(&world, &plan, &failures);
         self.gauges(key, &status, plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)));
         let wrote = self.report(key, &entry, &world, &status).await?;
         Ok(self.verdict(key, &plan, &applied, !failures.is_empty(), wrote))
+    }
+
+    /// Tells of each restart once, when its command was taken: the command is repeated until it is carried out.
+    async fn tell_restarts(&self, key: &ClusterKey, entry: &Entry, world: &World, applied: &Applied) {
+        for (step, error) in &applied.failed {
+            let (Error::Pending(_), Action::Restart { ordinal, command }, Some(reason)) =
+                (error, &step.action, step.event)
+            else {
+                continue;
+            };
+            let this = (*ordinal, command.id.clone());
+            let told = match self.memories().get_mut(key) {
+                Some(memory) => memory.restart.replace(this.clone()) == Some(this),
+                None => true,
+            };
+            if !told {
+                let child = ChildId::new(Kind::Pod, world.object.names.instance(*ordinal));
+                let note = format!("{}: {}", step.id, step.reason);
+                let news =
+                    News { warning: false, reason, note: &note, child: Some(&child), occasion: entry.generation };
+                self.events.tell(key, &entry.uid, news).await;
+            }
+        }
     }
 
     /// When to look again.

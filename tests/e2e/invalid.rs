@@ -18,7 +18,7 @@ async fn invalid(_: &'static Suite, case: Case) -> Result {
         (json!({"version": 14}), "use a version that is supported: 15, 16, 17 or 18"),
         (json!({"version": "9.6"}), "use a version that is supported: 15, 16, 17 or 18"),
         (json!({"engine": "mysql"}), "supported values: \"postgresql\""),
-        (json!({"uid": 0}), "should be greater than or equal to 1"),
+        (json!({"uid": 0}), "use an id from 1 to 2147483647; root is not allowed"),
         (json!({"storage": {"size": "1Mi"}}), "use a size of at least 32Mi, such as 10Gi"),
         (json!({"storage": {"size": "much"}}), "use a size of at least 32Mi, such as 10Gi"),
         (quorum, "with durability Quorum, syncReplicas must be smaller than instances"),
