@@ -45,9 +45,12 @@ pub struct Mirror<T> {
     synced: AtomicBool,
 }
 
+/// Slots by name.
+type Named<T> = Vec<(Box<str>, Slot<T>)>;
+
 struct Slots<T> {
     /// A vector each: a tree would hold room for eleven where most clusters have one.
-    by_cluster: HashMap<ClusterKey, Vec<(Box<str>, Slot<T>)>>,
+    by_cluster: HashMap<ClusterKey, Named<T>>,
     round: u64,
 }
 
