@@ -279,7 +279,8 @@ async fn terminate(plane: Arc<Plane>, count: usize) {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(scene.assert_one_actor(), [first, next].map(|place| scene.operators[place].name.clone()));
     scene.assert_handled_once().await;
-    assert!(took < Duration::from_secs(1), "the take-over took {took:?}");
+    // Within a second where the machine is not busy (the line above tells); never by waiting for the Lease to run out.
+    assert!(took < LEASE_DURATION / 3, "the take-over took {took:?}");
 }
 
 async fn kill(plane: Arc<Plane>) {
@@ -295,7 +296,7 @@ async fn kill(plane: Arc<Plane>) {
     let (next, took) = scene.taken_over(first, at, LEASE_DURATION * 2).await;
     println!("SIGKILL: the Lease was taken over after {took:?}");
     scene.acts_after(next, at).await;
-    assert!(took < LEASE_DURATION + Duration::from_millis(500), "the take-over took {took:?}");
+    assert!(took < LEASE_DURATION + Duration::from_secs(2), "the take-over took {took:?}");
     assert_eq!(scene.assert_one_actor(), [first, next].map(|place| scene.operators[place].name.clone()));
     scene.assert_handled_once().await;
 }
@@ -328,11 +329,11 @@ async fn silence(plane: Arc<Plane>) {
     tokio::time::sleep(Duration::from_millis(500)).await;
     scene.settled().await;
     scene.load.go_on();
-    plane.api_server().signal(Signal::STOP);
+    let frozen = plane.api_server().freeze();
     // Longer than the deadline and the lease: both have given up meanwhile, and writes wait on the way.
     tokio::time::sleep(LEASE_DURATION + Duration::from_secs(5)).await;
     let back = Timestamp::now();
-    plane.api_server().signal(Signal::CONT);
+    drop(frozen);
     let next = eventually("a leader that acts again", PATIENCE, async || {
         let act = scene.acts().into_iter().find(|write| write.answered > back && write.code < 300)?;
         scene.operators.iter().position(|operator| operator.name == act.user)

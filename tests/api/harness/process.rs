@@ -34,6 +34,12 @@ impl Process {
         kill_process(self.pid, signal).unwrap();
     }
 
+    /// Freezes it until the returned value is dropped: a test that fails meanwhile leaves nothing frozen for the next one.
+    pub fn freeze(&self) -> Frozen<'_> {
+        self.signal(Signal::STOP);
+        Frozen(self)
+    }
+
     /// SIGKILL; nothing if it is gone.
     pub fn kill(&self) {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,6 +53,15 @@ impl Process {
             self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().unwrap()
         })
         .await
+    }
+}
+
+/// A process that is frozen.
+pub struct Frozen<'a>(&'a Process);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0.pid, Signal::CONT);
     }
 }
 
