@@ -35,9 +35,19 @@ pub struct Register {
     /// One higher at each take.
     #[serde(default)]
     pub term: i64,
-    /// Timeline on which the present holder's writes are; 0 before the first.
+    /// Timeline on which the present holder writes, from the moment of its promotion.
+    #[serde(default)]
+    pub timeline: u32,
+    /// The last timeline under whose rule a commit was confirmed; every copy that may be elected has it in its history.
     #[serde(default)]
     pub established: u32,
+    /// The holder's position at its last renewal: what `failover.maxLagBytes` is measured from.
+    #[serde(default)]
+    pub end: Lsn,
+    /// Container id of the holder, once its Pod's status shows it. A kubelet's report that exactly this one has terminated
+    /// proves the holder dead.
+    #[serde(default)]
+    pub container_id: Option<String>,
     /// Highest timeline id ever reserved; an id is never used twice.
     #[serde(default)]
     pub reserved: u32,
@@ -64,8 +74,12 @@ pub struct Register {
 pub struct Release {
     /// Timeline at the end; 0 when there never was a holder.
     pub timeline: u32,
-    /// End of the WAL after the clean shutdown.
-    pub lsn: Lsn,
+    /// End of the WAL after the clean shutdown; None when it was not clean (PostgreSQL died).
+    #[serde(default)]
+    pub lsn: Option<Lsn>,
+    /// Who should be next, among equals.
+    #[serde(default)]
+    pub wish: Option<String>,
 }
 
 /// A Lease that is no register.
@@ -92,10 +106,13 @@ impl Register {
         Self {
             holder: String::new(),
             inherits: None,
-            release: Some(Release { timeline: 0, lsn: Lsn(0) }),
+            release: Some(Release { timeline: 0, lsn: None, wish: None }),
             address: String::new(),
             term: 0,
+            timeline: 0,
             established: 0,
+            end: Lsn(0),
+            container_id: None,
             reserved: 0,
             system_id: None,
             instances,
@@ -123,6 +140,11 @@ impl Register {
     /// The rule that commits follow now.
     pub fn rule(&self) -> Option<&Rule> {
         self.rules.last()
+    }
+
+    /// Whether commits were acknowledged without waiting for anybody.
+    pub fn asynchronous(&self) -> bool {
+        self.rules.iter().all(|rule| rule.k == 0)
     }
 
     /// Every member that some rule names.

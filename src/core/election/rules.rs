@@ -20,7 +20,7 @@ const MOST_RULES: usize = 4;
 pub struct Rule {
     /// Ids of members (data directories).
     pub members: BTreeSet<String>,
-    /// How many of them; 0, with no members, is `Async`: a commit waits for nobody.
+    /// How many of them; 0 is `Async`: a commit waits for nobody, and the members are those that may be elected.
     pub k: u32,
 }
 
@@ -76,9 +76,7 @@ impl Joined {
 /// removed, but never so that fewer than k remain: then the rule stays as it is, writes wait, and durability is not
 /// lowered silently. For a member that never streamed in this term the shell counts `gone_for` from the term's start.
 pub fn wanted(durability: Durability, k: u32, present: &Rule, joined: &[Joined]) -> Rule {
-    if durability == Durability::Async || k == 0 {
-        return Rule::none();
-    }
+    let k = if durability == Durability::Async { 0 } else { k };
     let needed = usize::try_from(k).unwrap_or(usize::MAX);
     let find = |id: &str| joined.iter().find(|member| member.member == id);
     let fresh: BTreeSet<String> = joined.iter().filter(|m| m.counts()).map(|m| m.member.clone()).collect();
