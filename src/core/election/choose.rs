@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use super::mutation::{Mutation, active};
 use super::register::Register;
 use super::rules::Rule;
 use super::vote::{Answer, counts};
@@ -60,7 +61,7 @@ pub fn may_take(register: &Register, candidate: &Answer, answers: &[&Answer], ma
         return true;
     }
     let not_ahead: Vec<&&Answer> =
-        answers.iter().filter(|answer| !answer.must_recover && answer.position() <= candidate.position()).collect();
+        answers.iter().filter(|answer| !answer.must_recover && not_ahead(answer, candidate)).collect();
     // Somebody not ahead of it has the last holder's own data.
     if not_ahead.iter().any(|answer| answer.proof.as_deref().is_some_and(|proof| register.proven_by(proof))) {
         return true;
@@ -73,17 +74,23 @@ pub fn may_take(register: &Register, candidate: &Answer, answers: &[&Answer], ma
     register.rules.iter().all(|rule| heard(rule, &not_ahead) >= needed(rule))
 }
 
+fn not_ahead(answer: &Answer, candidate: &Answer) -> bool {
+    answer.position() <= candidate.position() || active(Mutation::AheadCounted)
+}
+
 /// Its history must contain the established timeline, and it must not be a former primary that has not rejoined: that one
 /// may have gone its own way.
 fn eligible(register: &Register, candidate: &Answer) -> bool {
     let stale = candidate.proof.as_deref().is_some_and(|proof| !register.proven_by(proof));
-    !stale && candidate.history.contains(&register.established)
+    (!stale || active(Mutation::StaleProofElected))
+        && (candidate.history.contains(&register.established) || active(Mutation::EstablishedIgnored))
 }
 
 /// How many members of a rule must have been heard, so that every k of them intersect: n - k + 1.
 pub fn needed(rule: &Rule) -> usize {
     let k = usize::try_from(rule.k).unwrap_or(usize::MAX);
-    if k == 0 { 0 } else { (rule.members.len() + 1).saturating_sub(k) }
+    let slack = if active(Mutation::QuorumOffByOne) { k } else { k.saturating_sub(1) };
+    if k == 0 { 0 } else { rule.members.len().saturating_sub(slack) }
 }
 
 fn heard(rule: &Rule, answers: &[&&Answer]) -> usize {
@@ -92,7 +99,7 @@ fn heard(rule: &Rule, answers: &[&&Answer]) -> usize {
 
 /// With `Async` only members of the rules: others may never have streamed.
 fn in_every_rule(register: &Register, candidate: &Answer) -> bool {
-    register.rules.iter().all(|rule| rule.members.contains(&candidate.member))
+    active(Mutation::OutsiderElected) || register.rules.iter().all(|rule| rule.members.contains(&candidate.member))
 }
 
 /// Smaller is better. A replica before a crashed holder, which would first have to recover; then the most advanced, the
@@ -101,7 +108,7 @@ fn preference<'a>(answer: &'a Answer, wish: Option<&str>) -> impl Ord + use<'a> 
     let wished = wish == Some(answer.instance.as_str());
     (
         answer.must_recover,
-        Reverse((answer.timeline, answer.end.0)),
+        Reverse(answer.position()),
         !wished,
         answer.draining,
         answer.backlog,

@@ -1,7 +1,8 @@
 //! What to do with PostgreSQL.
 
+use super::mutation::{Mutation, active};
 use super::register::Register;
-use super::view::{Data, EngineState, Member, Seen, View};
+use super::view::{Data, EngineState, History, Member, Seen, View};
 
 /// Whom to follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,8 +78,8 @@ pub fn engine_step(view: &View<'_>) -> EngineStep {
 
 /// Whether this agent holds the Lease, as far as it can know, at this moment.
 fn holding(view: &View<'_>) -> bool {
-    let (Some(tenure), Some(terms)) = (view.tenure, view.terms) else { return false };
-    tenure.valid(view.now, &terms.bounds)
+    let Some(tenure) = view.tenure else { return false };
+    view.valid()
         && view.lease.is_some_and(|seen| {
             !seen.register.released() && seen.register.holder == view.me.holder() && seen.register.term == tenure.term
         })
@@ -100,8 +101,8 @@ fn as_holder(view: &View<'_>, seen: &Seen) -> EngineStep {
             None => EngineStep::Keep,
         },
         (Data::Present(member), _) if foreign(member, register) => EngineStep::Refuse(foreign_data()),
-        // The tenure ends: it is not started again.
-        (_, EngineState::Stopped) if view.tenure.is_some_and(|tenure| tenure.ending.is_some()) => EngineStep::Keep,
+        // The tenure ends: a release is due, or was sent and may arrive at any time. It is not started again.
+        (_, EngineState::Stopped) if ends(view) => EngineStep::Keep,
         (Data::Present(member), engine) => {
             if member.proof.as_deref() != Some(register.holder.as_str()) {
                 return EngineStep::WriteProof(register.holder.clone());
@@ -115,6 +116,11 @@ fn as_holder(view: &View<'_>, seen: &Seen) -> EngineStep {
             }
         }
     }
+}
+
+fn ends(view: &View<'_>) -> bool {
+    !active(Mutation::StartedAfterRelease)
+        && (view.gives_up() || view.tenure.is_some_and(|tenure| tenure.ending.is_some()))
 }
 
 /// To whom the user wants the primary to move, when that instance is ready for it.
@@ -139,9 +145,10 @@ fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {
             _ => EngineStep::Keep,
         },
         (Data::Staged { system_id, .. }, _) => match &register.system_id {
-            // It is the newest copy there is: it waits for the Lease.
-            Some(published) if published == system_id => EngineStep::Keep,
-            _ => EngineStep::DiscardStaged,
+            Some(published) if published != system_id => EngineStep::DiscardStaged,
+            None if active(Mutation::StagedDiscarded) => EngineStep::DiscardStaged,
+            // It is the newest copy there is, or its publication may still be under way: it waits for the Lease.
+            _ => EngineStep::Keep,
         },
         (Data::Present(member), _) if foreign(member, register) => EngineStep::Refuse(foreign_data()),
         (Data::Present(member), EngineState::Stopped) => stopped(view, register, member, source),
@@ -152,6 +159,9 @@ fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {
             match source {
                 Some(source) if present.as_ref() == Some(&source) => EngineStep::Keep,
                 Some(_) if *replaying => EngineStep::Keep,
+                // What is on its way from the former holder may still be flushed: the receiver goes first, and the end is
+                // read again before it is compared.
+                Some(_) if present.is_some() && !active(Mutation::EndComparedLive) => EngineStep::Follow(None),
                 Some(source) => attach(view, member, source, |source| EngineStep::Follow(Some(source))),
                 // The holder released or went: keep on receiving what is still under way.
                 None => EngineStep::Keep,
@@ -181,7 +191,10 @@ fn attach(view: &View<'_>, member: &Member, source: Source, follow: impl FnOnce(
     if member.hopeless {
         return EngineStep::Clone { source, member: None };
     }
-    let Some(history) = view.fork.filter(|history| history.term == source.term) else { return EngineStep::Keep };
+    let Some(history) = view.fork.filter(|history| told(view, history, &source)) else { return EngineStep::Keep };
+    if active(Mutation::DivergedAttached) {
+        return follow(source);
+    }
     if member.end_known && history.contains(member.timeline, member.end) {
         follow(source)
     } else if view.engine == &EngineState::Stopped {
@@ -189,6 +202,14 @@ fn attach(view: &View<'_>, member: &Member, source: Source, follow: impl FnOnce(
     } else {
         EngineStep::Stop("its WAL goes beyond the fork: it has to be rewound")
     }
+}
+
+/// Whether this is the history of the holder's own timeline: before its promotion it would tell the former one, without an
+/// end.
+fn told(view: &View<'_>, history: &History, source: &Source) -> bool {
+    let own = history.forks.last().map(|(timeline, _)| *timeline);
+    history.term == source.term
+        && (own == view.lease.map(|seen| seen.register.timeline) || active(Mutation::EarlyHistoryBelieved))
 }
 
 /// Whom the register says to follow: a holder that is not this agent and has published data.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::mutation::{Mutation, active};
 use super::register::Register;
 use super::rules::Rule;
 use super::view::{Boot, STOP_BUDGET};
@@ -17,7 +18,20 @@ const RATE: f64 = 0.98;
 /// Until when a promise that was asked for at `sent` counts: on the holder's own clock, from before it was sent, shortened
 /// by the clocks' rates and by the time that a stop takes.
 pub fn counts_until(sent: Boot) -> Boot {
+    if active(Mutation::HoldToWrongEnd) {
+        return sent + HOLD * 2;
+    }
     (sent + HOLD.mul_f64(RATE)).saturating_sub(STOP_BUDGET)
+}
+
+/// [`extended_until`] for every register that may be the present one: the one that was read, and each that was sent
+/// conditional on it with an outcome that is not known. A rule that such a write drops blocks no election.
+pub fn extended_for<'a>(
+    registers: impl IntoIterator<Item = &'a Register>,
+    grants: &BTreeMap<String, Boot>,
+) -> Option<Boot> {
+    let each: Option<Vec<Boot>> = registers.into_iter().map(|register| extended_until(register, grants)).collect();
+    each?.into_iter().min()
 }
 
 /// Until when the promises make an election impossible; None when they do not. `grants` holds for each member the moment
@@ -33,6 +47,10 @@ pub fn extended_until(register: &Register, grants: &BTreeMap<String, Boot>) -> O
 /// blocks no election while there are others.
 fn enough(rule: &Rule, grants: &BTreeMap<String, Boot>) -> Option<Boot> {
     let k = usize::try_from(rule.k).ok().filter(|k| *k > 0)?;
+    let k = if active(Mutation::HoldTooFew) { k - 1 } else { k };
+    if k == 0 {
+        return Some(grants.values().max().copied().unwrap_or(Boot::from_secs(1 << 30)));
+    }
     let mut until: Vec<Boot> = rule.members.iter().filter_map(|member| grants.get(member).copied()).collect();
     until.sort_unstable();
     until.len().checked_sub(k).and_then(|at| until.get(at)).copied()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::choose::{Verdict, judge};
+use super::mutation::{Mutation, active};
 use super::register::{Register, Release};
 use super::rules::{self, Rule};
 use super::view::{Boot, Data, EngineState, Seen, Tenure, Terms, View};
@@ -68,8 +69,8 @@ fn held(view: &View<'_>, tenure: &Tenure, seen: &Seen, terms: &Terms) -> LeaseSt
         if view.stopping || tenure.ending.is_some() {
             return LeaseStep::Release(Box::new(released(view, seen, wish, true)));
         }
-        // PostgreSQL died: a replica is ready sooner than crash recovery. A lone instance restarts in place.
-        if tenure.served && terms.failover && terms.instances.len() > 1 {
+        // A lone instance restarts in place.
+        if view.gives_up() {
             return LeaseStep::Release(Box::new(released(view, seen, None, false)));
         }
     }
@@ -93,6 +94,7 @@ fn improved(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
     let mut next = register.clone();
     next.instances.clone_from(&terms.instances);
     next.durability = terms.durability;
+    next.bounds = terms.bounds;
     next.address.clone_from(&view.me.address);
     next.container_id = view.container_id.map(str::to_owned).or(next.container_id);
     // Publish: from here on this is the cluster's data, and nobody bootstraps again.
@@ -106,9 +108,13 @@ fn improved(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
         next.end = member.end;
     }
     next.planned.retain(|_, id| !view.joined.iter().any(|m| m.member == *id && m.streaming && m.confirmed));
-    if let Some(present) = register.rule() {
+    // The rules change only while the register can be reached: every such write voids the holds, and these are what keeps
+    // this holder valid when it cannot.
+    let reached = view.tenure.is_some_and(|tenure| tenure.attempted <= tenure.renewed)
+        || active(Mutation::RulesChangedWhileAway);
+    if let Some(present) = register.rule().filter(|_| reached) {
         let wanted = rules::wanted(terms.durability, terms.k, present, view.joined);
-        if let Some(list) = rules::next(&register.rules, &wanted, view.confirmed) {
+        if let Some(list) = rules::next(&register.rules, &wanted, view.confirmed, view.joined) {
             next.rules = list;
         }
         // Confirmed: what is acknowledged from here on is on this timeline, and the older rules are gone with this write.
@@ -198,7 +204,9 @@ fn deposable_at(view: &View<'_>, seen: &Seen, terms: &Terms) -> Boot {
     if register.released() || view.me.is_earlier_start(&register.holder) || dead {
         return Duration::ZERO;
     }
-    seen.since + Duration::from_secs(u64::from(terms.bounds.duration))
+    let bounds = if active(Mutation::ObserversBounds) { &terms.bounds } else { &register.bounds };
+    let duration = Duration::from_secs(u64::from(bounds.duration));
+    seen.since + if active(Mutation::TakenEarly) { duration / 2 } else { duration }
 }
 
 /// The first take of a new cluster. The instances stand back in their order.
@@ -246,6 +254,7 @@ fn continued(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
         term: register.term + 1,
         instances: terms.instances.clone(),
         durability: terms.durability,
+        bounds: terms.bounds,
         ..register.clone()
     }
 }
@@ -260,7 +269,7 @@ fn promoted(
 ) -> Register {
     let mut next = continued(view, register, terms);
     next.inherits = None;
-    next.reserved = register.reserved + 1;
+    next.reserved = register.reserved + u32::from(!active(Mutation::TimelineReused) || register.reserved < 2);
     next.timeline = next.reserved;
     // Members that will follow: all that answered, and those of the present rule, but not this one itself.
     let answered = answers.iter().filter(|answer| answer.proof.is_none()).map(|answer| answer.member.clone());
@@ -268,6 +277,6 @@ fn promoted(
     let k = if terms.durability == Durability::Async { 0 } else { terms.k };
     let mut rule = Rule { members: answered.chain(present).collect(), k };
     rule.members.remove(me);
-    next.rules.push(rule);
+    next.rules = if active(Mutation::RulesDroppedAtTake) { vec![rule] } else { rules::with(&next.rules, rule) };
     next
 }

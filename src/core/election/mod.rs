@@ -11,6 +11,7 @@ pub mod choose;
 pub mod engine_step;
 pub mod hold;
 pub mod lease_step;
+pub mod mutation;
 pub mod register;
 pub mod rules;
 pub mod view;
@@ -20,11 +21,11 @@ pub use choose::{Blocked, Verdict};
 pub use engine_step::{EngineStep, Source, engine_step};
 pub use lease_step::{LeaseStep, lease_step};
 pub use register::{InvalidRegister, Register, Release};
-pub use rules::{Joined, Rule, SyncSetting};
+pub use rules::{Evidence, Joined, Rule, SyncSetting, Walsender};
 pub use view::{
     Ballot, Boot, Data, Ending, EngineState, History, Identity, Job, Member, STOP_BUDGET, Seen, Tenure, Terms, View,
 };
-pub use vote::{Answer, NoAnswer, Promise};
+pub use vote::{Answer, NoAnswer, Promise, Read};
 
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rule;
-use crate::api::agent::Lsn;
+use crate::api::agent::{LeaseBounds, Lsn};
 use crate::api::names::ANNOTATION_REGISTER;
 use crate::api::spec::Durability;
 
@@ -54,6 +54,10 @@ pub struct Register {
     /// System identifier of the data; None until the first data directory is published.
     #[serde(default)]
     pub system_id: Option<String>,
+    /// Bounds by which the holder keeps its validity. Everybody judges it by these, and not by what a configuration says
+    /// meanwhile: the two are not changed at one moment.
+    #[serde(default)]
+    pub bounds: LeaseBounds,
     /// Names of all wanted instances.
     #[serde(default)]
     pub instances: Vec<String>,
@@ -115,6 +119,7 @@ impl Register {
             container_id: None,
             reserved: 0,
             system_id: None,
+            bounds: LeaseBounds::default(),
             instances,
             durability,
             rules: Vec::new(),

@@ -394,7 +394,7 @@ prop_compose! {
         world.data = data;
         world.engine = engine;
         world.stopping = stopping;
-        world.promise = promised.then(|| Promise { version: "1".into() });
+        world.promise = promised.then(|| Promise::with(None, "1"));
         world.ballot = Some(Ballot { version: "1".into(), at: now, answers });
         world
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::engine_step::Source;
+use super::mutation::{Mutation, active};
 use super::register::Register;
 use super::rules::{Joined, Rule};
 use super::vote::{Answer, Promise};
@@ -35,7 +36,7 @@ pub struct View<'a> {
     pub engine: &'a EngineState,
     /// The holder's view of the members. Each member that a rule names has an entry.
     pub joined: &'a [Joined],
-    /// What this member promised a candidate; it follows nobody while it stands.
+    /// What this member promised candidates; it follows nobody while it stands.
     pub promise: Option<&'a Promise>,
     /// Until when this member is bound by a hold; None: not known yet, so bound.
     pub bound_until: Option<Boot>,
@@ -109,7 +110,8 @@ pub struct Tenure {
     pub held_until: Option<Boot>,
     /// Whether PostgreSQL was writable in it.
     pub served: bool,
-    /// The planned hand-over that was begun: to whom, if to anybody.
+    /// The end that was begun: a planned hand-over, or a release that was **sent**, whatever became of it. It never goes
+    /// again in this tenure: the write may still arrive, so PostgreSQL must not be started.
     pub ending: Option<Ending>,
 }
 
@@ -144,6 +146,31 @@ impl History {
     /// Whether WAL that ends at this position is all in this history.
     pub fn contains(&self, timeline: u32, end: Lsn) -> bool {
         self.forks.iter().any(|(id, left)| *id == timeline && left.is_none_or(|left| end <= left))
+    }
+}
+
+impl View<'_> {
+    /// When this agent's tenure ends if nothing happens: by the bounds that stand in the register (others count by these),
+    /// and not later than by those that are to come. None without a tenure.
+    pub fn deadline(&self) -> Option<Boot> {
+        let tenure = self.tenure?;
+        let registered = self.lease.map(|seen| tenure.deadline(&seen.register.bounds));
+        let configured = self.terms.map(|terms| tenure.deadline(&terms.bounds));
+        registered.into_iter().chain(configured).min()
+    }
+
+    /// Whether this agent's tenure is valid by the time.
+    pub fn valid(&self) -> bool {
+        active(Mutation::DeadlineDropped) && self.tenure.is_some()
+            || self.deadline().is_some_and(|deadline| self.now < deadline)
+    }
+
+    /// Whether PostgreSQL died under this holder and another instance can take over: a replica is ready sooner than crash
+    /// recovery. The Lease is given back then, and PostgreSQL must not be started meanwhile.
+    pub fn gives_up(&self) -> bool {
+        *self.engine == EngineState::Stopped
+            && self.tenure.is_some_and(|tenure| tenure.served)
+            && self.terms.is_some_and(|terms| terms.failover && terms.instances.len() > 1)
     }
 }
 

@@ -3,18 +3,23 @@
 //! The promise of a freeze on version X: *I acknowledge nothing more until I have read the Lease, by a consistent GET sent
 //! after the promise was persisted, at a version other than X.* Then no write conditional on X can succeed any more.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
+use super::mutation::{Mutation, active};
 use super::register::Register;
 use super::view::{Boot, Data, EngineState, Member, View};
 use crate::api::agent::Lsn;
 
-/// A promise, persisted before it is answered.
+/// What a member promised, persisted before it is answered. Promises stand side by side, one for each version: a request
+/// that comes late must not replace the promise for a later version, or a read of that version would free the member
+/// while its answer for that very version counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Promise {
-    /// The version X of the Lease.
-    pub version: String,
+    /// The versions X of the Lease; never empty.
+    pub versions: BTreeSet<String>,
 }
 
 /// A read of the Lease, as far as promises are concerned.
@@ -27,9 +32,27 @@ pub struct Read<'a> {
 }
 
 impl Promise {
-    /// Whether this read ends the promise.
-    pub fn lifted_by(&self, read: Read<'_>) -> bool {
-        read.after_promise && read.version != self.version
+    /// What is promised when a freeze on `version` is added to what stands.
+    pub fn with(standing: Option<&Self>, version: &str) -> Self {
+        let mut versions = standing.map(|promise| promise.versions.clone()).unwrap_or_default();
+        if active(Mutation::PromiseOverwritten) {
+            versions.clear();
+        }
+        versions.insert(version.to_owned());
+        Self { versions }
+    }
+
+    /// What still stands after this read: all of it, or at most the promise for the very version that was read.
+    pub fn after(self, read: Read<'_>) -> Option<Self> {
+        if !read.after_promise && !active(Mutation::LiftedByStaleRead) {
+            return Some(self);
+        }
+        self.versions.contains(read.version).then(|| Self { versions: BTreeSet::from([read.version.to_owned()]) })
+    }
+
+    /// Whether it was promised for this version.
+    pub fn stands(&self, version: &str) -> bool {
+        self.versions.contains(version)
     }
 }
 
@@ -68,8 +91,15 @@ pub struct Answer {
 impl Answer {
     /// Where its WAL ends; ordered by timeline first, because a later timeline forked from acknowledged history.
     pub fn position(&self) -> (u32, Lsn) {
-        (self.timeline, self.end)
+        (if active(Mutation::RankedWithoutTimeline) { 0 } else { self.timeline }, self.end)
     }
+}
+
+/// Whether a copy that has lost its marker may have it again: it has flushed what the holder reported, in a Lease that was
+/// read (`read_since`) after the marker went, on the timeline on which that holder writes.
+pub fn marker_returns(register: &Register, read_since: bool, timeline: u32, flushed: Lsn) -> bool {
+    active(Mutation::MarkerTooEarly)
+        || read_since && !register.released() && timeline == register.timeline && flushed >= register.end
 }
 
 /// Why a member does not answer a freeze; to the candidate it is as good as absent.
@@ -89,24 +119,24 @@ pub enum NoAnswer {
 }
 
 /// Whether a member may promise a freeze now. When it may, the shell persists the [`Promise`], stops the WAL receiver and
-/// has seen it gone, and only then reads its position and answers.
+/// has seen it gone, asks this again, and only then reads its position and answers.
 pub fn may_freeze<'a>(view: &View<'a>) -> Result<&'a Member, NoAnswer> {
-    if counts_itself_valid(view) {
+    if counts_itself_valid(view) && !active(Mutation::FreezeByHolder) {
         return Err(NoAnswer::Holder);
     }
-    if view.bound_until.is_none_or(|until| view.now < until) {
+    if view.bound_until.is_none_or(|until| view.now < until) && !active(Mutation::FreezeWhileBound) {
         return Err(NoAnswer::Bound);
     }
     let Data::Present(member) = view.data else { return Err(NoAnswer::NoMarker) };
-    if !member.marker {
+    if !member.marker && !active(Mutation::MarkerIgnored) {
         return Err(NoAnswer::NoMarker);
     }
     match view.engine {
         EngineState::Busy(_) => Err(NoAnswer::Busy),
-        EngineState::Standby { replaying: true, .. } => Err(NoAnswer::Replaying),
+        EngineState::Standby { replaying: true, .. } if !active(Mutation::ReplayingAnswered) => Err(NoAnswer::Replaying),
         // A primary without a valid Lease is about to be killed.
-        EngineState::Primary => Err(NoAnswer::Busy),
-        EngineState::Standby { replaying: false, .. } | EngineState::Stopped => Ok(member),
+        EngineState::Primary if !active(Mutation::FreezeByHolder) => Err(NoAnswer::Busy),
+        EngineState::Standby { .. } | EngineState::Stopped | EngineState::Primary => Ok(member),
     }
 }
 
@@ -130,7 +160,7 @@ pub fn answer(view: &View<'_>, member: &Member, version: &str, backlog: u64, dra
 /// Whether a member may promise the holder `asker` of `term` to answer no freeze and take no Lease for a while. A member that
 /// froze refuses: its answer may already be in a ballot.
 pub fn may_hold(view: &View<'_>, asker: &str, term: i64) -> Result<(), NoAnswer> {
-    if view.promise.is_some() {
+    if view.promise.is_some() && !active(Mutation::HoldByFrozen) {
         return Err(NoAnswer::Bound);
     }
     let known = view
@@ -141,12 +171,7 @@ pub fn may_hold(view: &View<'_>, asker: &str, term: i64) -> Result<(), NoAnswer>
 }
 
 fn counts_itself_valid(view: &View<'_>) -> bool {
-    match (view.tenure, view.terms) {
-        (Some(tenure), Some(terms)) => tenure.valid(view.now, &terms.bounds),
-        // Without the terms it cannot know that it is not.
-        (Some(_), None) => true,
-        (None, _) => false,
-    }
+    view.valid()
 }
 
 /// Whether this answer may be counted at all for an election on version `x` of `register`.
