@@ -16,7 +16,7 @@ pub enum Request {
 #[derive(Debug, Clone)]
 pub enum Reply {
     Read { version: String, register: Box<Register>, pods: Vec<PodStatus>, terms: Box<Terms> },
-    Written { version: String },
+    Written { version: String, terms: Box<Terms>, running: Option<String> },
     Conflict,
 }
 
@@ -96,7 +96,11 @@ impl World {
                         )
                     });
                     self.check_register(&before);
-                    Reply::Written { version: self.api.version.to_string() }
+                    Reply::Written {
+                        version: self.api.version.to_string(),
+                        terms: Box::new(self.api.terms.clone()),
+                        running: self.api.pods[from].running.clone(),
+                    }
                 } else {
                     Reply::Conflict
                 }

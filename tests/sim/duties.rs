@@ -9,7 +9,7 @@ use hello_operator::core::election::{
     hold, rules, vote,
 };
 
-use super::agent::{Campaign, Kind, Known};
+use super::agent::{Agent, Campaign, Kind, Known};
 use super::api::{PodStatus, Reply, Request};
 use super::postgres::MARKERS;
 use super::world::{Event, Message, Ms, World};
@@ -25,6 +25,15 @@ pub struct Confirmation {
     checkpointed_at: Option<Ms>,
     marker: Option<u32>,
     committed: bool,
+}
+
+impl Agent {
+    /// The Pod's status shows a container id: only that of this very start counts, not one that the kubelet has not yet
+    /// replaced.
+    fn learn_container(&mut self, shown: Option<String>) {
+        let mine = shown.filter(|id| *id == self.container || active(Mutation::RestartedContainerDead));
+        self.container_id = mine.or(self.container_id.take());
+    }
 }
 
 impl World {
@@ -459,7 +468,9 @@ impl World {
                     self.campaign(node, version);
                 }
             }
-            (Reply::Written { version }, Kind::Write(register)) => {
+            (Reply::Written { version, terms, running }, Kind::Write(register)) => {
+                agent.terms = Some(*terms);
+                agent.learn_container(running);
                 agent.unknown.clear();
                 if register.released() || register.holder != agent.me.holder() {
                     agent.tenure = None;
@@ -503,9 +514,7 @@ impl World {
         if status.absent && active(Mutation::AbsentPodDead) {
             agent.terminated = register.container_id.clone();
         }
-        let shown = pods[node].running.clone();
-        agent.container_id =
-            shown.filter(|id| *id == agent.container || active(Mutation::RestartedContainerDead)).or(agent.container_id.take());
+        agent.learn_container(pods[node].running.clone());
         let after_promise = sent >= agent.promise_made;
         if let Some(promise) = machine.volume.state.promise.take() {
             machine.volume.state.promise = promise.after(Read { version, after_promise });

@@ -119,7 +119,6 @@ pub const API: usize = 5;
 
 pub struct World {
     pub now: Ms,
-    pub seed: u64,
     seq: u64,
     queue: BinaryHeap<Reverse<Item>>,
     pub rng: Rng,
@@ -141,7 +140,6 @@ impl World {
         let (story, terms) = super::adversary::Story::new(&mut rng);
         let mut world = Self {
             now: 0,
-            seed,
             seq: 0,
             queue: BinaryHeap::new(),
             api: Api::new(Register::initial(terms.instances.clone(), terms.durability), &terms),
