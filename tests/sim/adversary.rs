@@ -21,9 +21,26 @@ pub enum Kind {
     Healthy,
 }
 
+/// What a chaotic run is most about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Focus {
+    Anything,
+    /// The holder and the API server do not see each other; the members come and go.
+    Lease,
+    /// Members come and go, and the rules with them; then the primary.
+    Rules,
+    /// One election after the other, with messages late and twice, and groups that do not see each other.
+    Elections,
+    /// From the first moment.
+    Birth,
+}
+
 #[derive(Debug)]
 pub struct Story {
     pub kind: Kind,
+    pub focus: Focus,
+    /// Agents and killers may fail to stop PostgreSQL: S2 must hold without clocks.
+    pub zombies: bool,
     pub machines: usize,
     pub faults_left: u64,
     pub began: bool,
@@ -49,17 +66,26 @@ enum Undo {
 impl Story {
     pub fn new(rng: &mut Rng) -> (Self, Terms) {
         let kind = match rng.below(100) {
-            0..=84 => Kind::Chaos,
-            85..=95 => Kind::Outage,
+            0..=87 => Kind::Chaos,
+            88..=96 => Kind::Outage,
             _ => Kind::Healthy,
+        };
+        let focus = match rng.below(10) {
+            0..=2 => Focus::Anything,
+            3..=4 => Focus::Lease,
+            5..=6 => Focus::Rules,
+            7..=8 => Focus::Elections,
+            _ => Focus::Birth,
         };
         let count = match rng.below(20) {
             0 if kind == Kind::Chaos => 1,
             1..=3 => 2,
             4..=6 => 5,
+            7..=9 if focus == Focus::Elections => 5,
             _ => 3,
         };
-        let durability = if count == 1 || rng.chance(22) { Durability::Async } else { Durability::Quorum };
+        let often = if focus == Focus::Lease { 50 } else { 22 };
+        let durability = if count == 1 || rng.chance(often) { Durability::Async } else { Durability::Quorum };
         let k = if count >= 3 && rng.chance(35) { 2 } else { 1 };
         let instances = (1..=count).map(|n| format!("db-{n}")).collect();
         let terms = Terms {
@@ -68,18 +94,20 @@ impl Story {
             k,
             bounds: LeaseBounds::default(),
             failover: true,
-            max_lag: 1_000,
+            max_lag: 12,
             primary: None,
         };
         let story = Self {
             kind,
+            focus,
+            zombies: kind == Kind::Chaos && durability == Durability::Quorum && rng.chance(45),
             machines: if kind == Kind::Chaos && count < 5 { count + rng.index(2) } else { count },
             faults_left: if kind == Kind::Chaos { rng.range(2, 14) } else { 1 },
             began: false,
             calm_from: None,
             settled: None,
             over: false,
-            mean: if rng.chance(50) { 1_500 } else { 7_000 },
+            mean: [700, 1_500, 7_000][rng.index(3)],
             open: Vec::new(),
             disks: u64::from(rng.chance(25)),
             dead: None,
@@ -103,7 +131,7 @@ impl World {
         let unsettled = self.unsettled();
         let chaos = self.story.kind == Kind::Chaos;
         if !self.story.began {
-            let early = chaos && self.rng.chance(6);
+            let early = chaos && (self.story.focus == Focus::Birth || self.rng.chance(5));
             if unsettled.is_none() || early {
                 self.story.began = true;
                 self.note(|_| "----   faults begin".into());
@@ -182,6 +210,9 @@ impl World {
             Undo::ApiUp => self.api.down = false,
             Undo::OutageEnds => {
                 self.api.down = false;
+                for from in 0..self.nodes.len() {
+                    self.net.cut[from][API] = false;
+                }
                 self.story.calm_from = Some(self.now);
                 if let Some(dead) = self.story.dead.take() {
                     self.start_container(dead);
@@ -197,9 +228,21 @@ impl World {
     }
 
     fn outage(&mut self) -> Ms {
-        self.api.down = true;
         let lasts = self.rng.range(8_000, 100_000);
         let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
+        // The API server is away from all, or from the holder only.
+        let Some(cut) = holder.filter(|_| self.rng.chance(40)) else {
+            self.api.down = true;
+            self.spare_dies(holder);
+            return self.undo(lasts, Undo::OutageEnds);
+        };
+        self.net.cut[cut][API] = true;
+        self.spare_dies(holder);
+        self.undo(lasts, Undo::OutageEnds)
+    }
+
+    /// One replica that is not needed may be dead as well.
+    fn spare_dies(&mut self, holder: Option<usize>) {
         let others = self.nodes.len() - 1;
         let spare = self.terms.durability == Durability::Quorum && others > self.terms.k as usize;
         if spare && self.rng.chance(70) {
@@ -210,13 +253,16 @@ impl World {
             }
         }
         self.note(|w| format!("----   API server away, dead: {:?}", w.story.dead));
-        self.undo(lasts, Undo::OutageEnds)
     }
 
     fn chaos(&mut self) -> Ms {
         let node = self.victim();
-        let lasts = if self.rng.chance(50) { self.rng.range(200, 5_000) } else { self.rng.range(5_000, 28_000) };
-        let what = self.rng.below(100);
+        let lasts = match self.rng.below(10) {
+            0..=3 => self.rng.range(200, 5_000),
+            4..=8 => self.rng.range(5_000, 28_000),
+            _ => self.rng.range(20_000, 60_000),
+        };
+        let what = self.what();
         self.note(|w| format!("----   fault {what} on {} for {lasts}", w.nodes[node].instance));
         match what {
             0..=11 => {
@@ -241,6 +287,7 @@ impl World {
             }
             27..=34 => {
                 self.nodes[node].agent_frozen_until = self.now + lasts;
+                self.nodes[node].zombie |= self.story.zombies;
                 lasts
             }
             35..=42 => {
@@ -249,7 +296,7 @@ impl World {
                 self.nodes[node].slept += lasts;
                 lasts
             }
-            43..=62 => self.partition(node, lasts),
+            43..=62 => self.partition(node, what, lasts),
             63..=67 => {
                 self.api.down = true;
                 self.undo(lasts, Undo::ApiUp)
@@ -272,12 +319,33 @@ impl World {
                 self.api.terms = self.terms.clone();
                 0
             }
-            _ => self.change_terms(),
+            _ => self.change_terms(what),
         }
     }
 
-    fn partition(&mut self, node: usize, lasts: Ms) -> Ms {
-        let way = self.rng.below(7);
+    /// What goes wrong next, by what the run is about.
+    fn what(&mut self) -> u64 {
+        let list: &[u64] = match self.story.focus {
+            _ if self.rng.chance(25) => return self.rng.below(100),
+            Focus::Anything => return self.rng.below(100),
+            Focus::Lease => &[0, 19, 27, 35, 45, 45, 46, 46, 47, 47, 63, 63, 68, 82, 98, 98],
+            Focus::Rules => &[0, 0, 12, 19, 43, 48, 75, 75, 80, 82, 88, 93, 93, 93, 96, 98],
+            Focus::Elections => &[0, 12, 19, 27, 27, 43, 43, 48, 48, 49, 49, 68, 68, 75, 82, 88],
+            Focus::Birth => &[0, 0, 0, 12, 19, 45, 46, 63, 68, 68, 82],
+        };
+        list[self.rng.index(list.len())]
+    }
+
+    fn partition(&mut self, node: usize, what: u64, lasts: Ms) -> Ms {
+        // 45: the API server; 46: only its answers; 47: only the way to it; 49: two groups.
+        let way = match what {
+            45 => 3,
+            46 => 5,
+            47 => 6,
+            49 => 7,
+            _ => self.rng.below(8),
+        };
+        let side = self.rng.next();
         let mut pairs = Vec::new();
         let mut cut = |from: usize, to: usize| pairs.push((from, to));
         for other in 0..self.nodes.len() {
@@ -288,6 +356,13 @@ impl World {
                 }
                 1 if other != node => cut(node, other),
                 2 if other != node => cut(other, node),
+                7 => {
+                    for third in 0..self.nodes.len() {
+                        if (side >> other) & 1 != (side >> third) & 1 {
+                            cut(other, third);
+                        }
+                    }
+                }
                 _ => {}
             }
         }
@@ -317,6 +392,7 @@ impl World {
         let container = self.nodes[node].container.take();
         self.nodes[node].agent = None;
         self.nodes[node].armed = None;
+        self.nodes[node].zombie = false;
         self.nodes[node].frozen_until = self.nodes[node].frozen_until.min(self.now);
         self.nodes[node].agent_frozen_until = self.nodes[node].agent_frozen_until.min(self.now);
         if !power && container.is_some() {
@@ -360,8 +436,14 @@ impl World {
         lasts + 1_000
     }
 
-    fn change_terms(&mut self) -> Ms {
-        match self.rng.below(4) {
+    fn change_terms(&mut self, what: u64) -> Ms {
+        let which = match what {
+            93 => self.rng.below(2),
+            96 => 3,
+            98 => 2,
+            _ => self.rng.below(4),
+        };
+        match which {
             0 if self.terms.instances.len() > 2 => {
                 self.terms.k = if self.terms.k == 1 { 2 } else { 1 };
             }

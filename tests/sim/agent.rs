@@ -48,7 +48,7 @@ pub struct Agent {
     pub marker_gone: Option<Boot>,
     pub lease_read_sent: Boot,
     pub promise_made: Boot,
-    pub routed: i64,
+    pub routed: Boot,
     pub believes_stopped: bool,
 }
 
@@ -185,7 +185,7 @@ impl World {
             marker_gone: Some(now),
             lease_read_sent: Boot::ZERO,
             promise_made: now,
-            routed: 0,
+            routed: Boot::ZERO,
             believes_stopped: false,
         });
         self.note(|w| format!("START  {} {container} {:?}", w.nodes[node].instance, w.nodes[node].volume.state));
@@ -219,7 +219,7 @@ impl World {
         if self.nodes[node].agent_frozen_until <= self.now {
             self.tick(node);
         }
-        if self.nodes[node].armed.is_none() && !active(Mutation::KillerUnarmed) && !active(Mutation::DeadlineDropped) {
+        if self.nodes[node].armed.is_none() && !self.nodes[node].zombie && !active(Mutation::KillerUnarmed) && !active(Mutation::DeadlineDropped) {
             let writable = self.nodes[node].pg.as_ref().is_some_and(|pg| pg.writable && !pg.killing);
             if writable {
                 self.note(|w| format!("KILLER {}", w.nodes[node].instance));
@@ -373,7 +373,11 @@ impl World {
         };
         let replaying = machine.pg.as_ref().is_some_and(|pg| pg.replaying_until > self.now);
         let running = machine.pg.as_ref().is_some_and(|pg| !pg.killing);
-        let (timeline, end) = machine.agent.as_ref().map_or((1, 0), |agent| agent.seen_end);
+        let (mut timeline, mut end) = machine.agent.as_ref().map_or((1, 0), |agent| agent.seen_end);
+        // A copy that has not reached its consistent point counts as being there: its pages may be.
+        if !dir.consistent() {
+            (timeline, end) = dir.consistent_at;
+        }
         let history = dir.forks().into_iter().map(|(id, _)| id).filter(|id| *id <= timeline).collect();
         Data::Present(Member {
             id: volume.state.member.clone(),
@@ -381,7 +385,7 @@ impl World {
             proof: volume.state.proof.clone(),
             marker: volume.state.marker,
             standby: dir.standby,
-            end_known: if running { !replaying } else { dir.clean },
+            end_known: if running { !replaying } else { dir.clean || !dir.consistent() },
             history,
             hopeless: volume.state.hopeless,
             timeline,

@@ -96,6 +96,13 @@ impl World {
                         )
                     });
                     self.check_register(&before);
+                    for node in 0..self.nodes.len() {
+                        if self.rng.chance(50) {
+                            let most = if self.rng.chance(20) { 20_000 } else { 300 };
+                            let version = self.api.version.to_string();
+                            self.after(1, most, Event::Watched { node, version });
+                        }
+                    }
                     Reply::Written {
                         version: self.api.version.to_string(),
                         terms: Box::new(self.api.terms.clone()),

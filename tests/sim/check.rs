@@ -50,10 +50,11 @@ impl World {
     pub fn check_acknowledged(&mut self, node: usize, term: i64, id: u32) {
         self.check.acknowledgements += 1;
         let quorum = self.api.register.rules.iter().all(|rule| rule.k > 0);
-        if term < self.check.highest_term && !self.woke(node) {
-            let higher = self.check.highest_term;
+        // Stricter than it must be: not even once another has taken the Lease, whether it serves already or not.
+        let higher = self.check.highest_term.max(self.api.register.term);
+        if term < higher && !self.woke(node) && !self.nodes[node].zombie {
             let name = self.nodes[node].instance.clone();
-            self.violate("S1", format!("{name} acknowledged {id} in term {term}, after one of term {higher}"));
+            self.violate("S1", format!("{name} acknowledged {id} in term {term}, after term {higher} had begun"));
         }
         self.check.highest_term = self.check.highest_term.max(term);
         self.check.last_acknowledged = self.now;
@@ -62,8 +63,7 @@ impl World {
             // A later primary is there already: it must have it.
             let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
             if let Some(holder) = holder.filter(|h| *h != node && self.api.register.term > term) {
-                let later = self.nodes[holder].pg.as_ref().is_some_and(|pg| pg.writable && pg.term > term);
-                if later && !self.has(holder, id) {
+                if !self.has(holder, id) {
                     self.violate("S2", format!("{id} was acknowledged in term {term}, and the primary of a later one has not got it"));
                 }
             }
@@ -103,8 +103,32 @@ impl World {
         if after.term < before.term || after.established < before.established || after.reserved < before.reserved {
             self.violate("register", format!("it went back: {before:?} to {after:?}"));
         }
+        if after.term > before.term {
+            self.check_taken(before);
+        }
         if self.story.calm_since(self.now) && self.story.quiet() && after.term > before.term && before.term > 0 {
             self.violate("S5", format!("a healthy primary was deposed: term {} after {}", after.term, before.term));
+        }
+    }
+
+    /// Another start took the Lease: it has everything, and with `Async` it is one that may be elected.
+    fn check_taken(&mut self, before: &Register) {
+        let Some(node) = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)) else { return };
+        let volume = &self.nodes[node].volume;
+        let Some(dir) = &volume.dir else { return };
+        let missing = self.missing(dir);
+        let proven = volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
+        let released = before.release.as_ref().is_some_and(|release| release.lsn.is_some());
+        let outside = !before.rules.is_empty() && before.asynchronous() && !proven && !released
+            && before.rules.iter().any(|rule| !rule.members.contains(&volume.state.member));
+        let strayed = before.established > 0 && dir.forks().iter().all(|(timeline, _)| *timeline != before.established);
+        let name = self.nodes[node].instance.clone();
+        if !missing.is_empty() {
+            self.violate("S2", format!("{name} took the Lease without the acknowledged {missing:?}"));
+        } else if outside {
+            self.violate("S2", format!("{name} was elected with Async, and no rule names it"));
+        } else if strayed {
+            self.violate("S2", format!("{name} was elected off the established timeline {}", before.established));
         }
     }
 
@@ -135,6 +159,10 @@ impl World {
         if !gone.is_empty() {
             let name = self.nodes[node].instance.clone();
             self.violate("S4", format!("{name} discarded the last copy of the acknowledged {gone:?}"));
+        }
+        if kept == 0 && self.nodes[node].volume.dir.is_none() {
+            let name = self.nodes[node].instance.clone();
+            self.violate("S4", format!("{name} gave its copy away before it had another"));
         }
         if kept == 0 && !(0..self.nodes.len()).any(|other| self.nodes[other].volume.dir.is_some()) {
             let name = self.nodes[node].instance.clone();

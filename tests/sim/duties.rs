@@ -11,7 +11,7 @@ use hello_operator::core::election::{
 
 use super::agent::{Agent, Campaign, Kind, Known};
 use super::api::{PodStatus, Reply, Request};
-use super::postgres::MARKERS;
+use super::postgres::{Dir, MARKERS};
 use super::world::{Event, Message, Ms, World};
 
 /// The proof that a rule is in force, as far as it has got.
@@ -80,12 +80,14 @@ impl World {
         if self.nodes[node].volume.state.marker || self.nodes[node].volume.dir.is_none() {
             return;
         }
+        let consistent = self.nodes[node].volume.dir.as_ref().is_some_and(Dir::consistent);
         let returns = self.view( node, |view| {
             let agent = self.nodes[node].agent.as_ref();
             let since = agent.is_some_and(|a| a.marker_gone.is_some_and(|gone| a.lease_read_sent > gone));
             match (view.data, view.lease, view.engine) {
                 (Data::Present(member), Some(seen), EngineState::Standby { replaying: false, .. }) => {
-                    vote::marker_returns(&seen.register, since, member.timeline, member.end)
+                    (consistent || active(Mutation::MarkerTooEarly))
+                        && vote::marker_returns(&seen.register, since, member.timeline, member.end)
                 }
                 (Data::Present(_), Some(_), _) => active(Mutation::MarkerTooEarly) && *view.engine == EngineState::Stopped,
                 _ => false,
@@ -121,8 +123,8 @@ impl World {
         let term = tenure.term;
         if writable {
             tenure.served = true;
-            if agent.routed != term {
-                agent.routed = term;
+            if agent.routed + Duration::from_millis(2_500) < now {
+                agent.routed = now;
                 let id = self.id();
                 self.request(node, id, Request::Route { term });
             }
@@ -499,6 +501,19 @@ impl World {
                 agent.read_due = Duration::ZERO;
             }
             _ => {}
+        }
+        self.tick(node);
+    }
+
+    /// A watch event: no more than a hint to read.
+    pub fn on_watched(&mut self, node: usize, version: &str) {
+        let machine = &mut self.nodes[node];
+        let Some(agent) = machine.agent.as_mut() else { return };
+        if let Some(promise) = machine.volume.state.promise.take() {
+            machine.volume.state.promise = promise.after(Read { version, after_promise: false });
+        }
+        if agent.lease.as_ref().is_none_or(|seen| seen.version != version) && agent.tenure.is_none() {
+            agent.read_due = Duration::ZERO;
         }
         self.tick(node);
     }

@@ -28,8 +28,9 @@ impl World {
                 }
                 if active(Mutation::ReleaseBeforeStop) {
                     self.release_early(node, wish);
+                } else {
+                    self.stop(node);
                 }
-                self.stop(node);
                 false
             }
             EngineStep::Bootstrap => self.begin(node, Job::Bootstrap, Work::Bootstrap, 600, 2_000),
@@ -148,7 +149,8 @@ impl World {
         }
         let id = self.id();
         let member = member.unwrap_or_else(|| format!("{}-m{id}", self.nodes[node].instance));
-        let member = if active(Mutation::MemberIdKept) && !self.nodes[node].volume.state.member.is_empty() {
+        let kept = active(Mutation::MemberIdKept) || active(Mutation::ClonedFromLaggard);
+        let member = if kept && !self.nodes[node].volume.state.member.is_empty() {
             self.nodes[node].volume.state.member.clone()
         } else {
             member
@@ -164,7 +166,7 @@ impl World {
     fn lose_marker(&mut self, node: usize) {
         let now = self.clock(node);
         let machine = &mut self.nodes[node];
-        machine.volume.state.marker = false;
+        machine.volume.state.marker &= active(Mutation::MemberIdKept) || active(Mutation::ClonedFromLaggard);
         if let Some(agent) = machine.agent.as_mut() {
             agent.marker_gone = Some(now);
         }
@@ -191,7 +193,7 @@ impl World {
             Work::Bootstrap => {
                 let member = agent.me.member_for(&agent.me.instance);
                 let system = format!("sys{id}");
-                let dir = Dir { system, wal: vec![Rec { timeline: 1, id: 0 }; 3], standby: false, clean: true };
+                let dir = Dir { system, wal: vec![Rec { timeline: 1, id: 0 }; 3], standby: false, clean: true, consistent_at: (1, 0) };
                 self.nodes[node].volume.staged = Some((member, dir));
             }
             Work::Clone { from, run, member } => self.cloned(node, from, run, member),
@@ -236,6 +238,10 @@ impl World {
     }
 
     fn end_recovery(&mut self, node: usize, timeline: u32) {
+        if self.nodes[node].volume.dir.as_ref().is_some_and(|dir| !dir.consistent()) {
+            let name = self.nodes[node].instance.clone();
+            self.violate("S4", format!("{name} is promoted although its copy is not consistent"));
+        }
         if let Some(dir) = self.nodes[node].volume.dir.as_mut() {
             dir.standby = false;
             if dir.timeline() != timeline {
@@ -290,6 +296,7 @@ impl World {
         let common = old.as_ref().map_or(0, |old| old.common(&source));
         let volume = &mut self.nodes[node].volume;
         volume.dir = Some(Dir { standby: true, clean: false, ..source });
+        volume.state.marker |= active(Mutation::ClonedFromLaggard);
         volume.state.member = member;
         volume.state.proof = proof;
         volume.state.hopeless = false;
@@ -302,17 +309,24 @@ impl World {
         let refused = self.rng.chance(15);
         let broken = self.rng.chance(50);
         let source = self.nodes[from].volume.dir.clone();
+        let again = self.nodes[node].volume.dir.as_ref().is_some_and(|dir| !dir.consistent());
         let state = &mut self.nodes[node].volume.state;
         state.unfinished = false;
-        let (Some(source), false) = (source.filter(|_| open), refused) else {
-            state.hopeless = refused || broken;
+        let (Some(source), false) = (source.filter(|_| open), refused || again) else {
+            state.hopeless = refused || again || broken;
             return;
         };
         let Some(old) = self.nodes[node].volume.dir.take() else { return };
         let common = old.common(&source);
         let end = source.wal.len() - self.rng.index((source.wal.len() - common).min(4) + 1);
         let wal = source.wal[..end].to_vec();
-        self.nodes[node].volume.dir = Some(Dir { system: old.system.clone(), wal, standby: true, clean: false });
+        self.nodes[node].volume.dir = Some(Dir {
+            system: old.system.clone(),
+            wal,
+            standby: true,
+            clean: false,
+            consistent_at: (source.timeline(), source.wal.len()),
+        });
         self.note(|w| format!("rewind {} from {} to {common}, has {end}", w.nodes[node].instance, old.wal.len()));
         self.check_discard(node, Some(&old), common);
     }

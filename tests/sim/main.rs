@@ -97,6 +97,38 @@ fn nothing_acknowledged_is_lost_whatever_happens() {
     }
 }
 
+/// Each mistake must be found; the number is the seeds that it took.
+#[cfg(feature = "mutations")]
+#[test]
+fn every_mutation_is_caught() {
+    use hello_operator::core::election::mutation::{ALL, Mutation, activate};
+
+    let seeds = number("MUTATION_SEEDS").unwrap_or(2_000);
+    let only = number("MUTATION");
+    let mut missed: Vec<Mutation> = Vec::new();
+    for (index, mutation) in ALL.iter().enumerate() {
+        if only.is_some_and(|only| only != index as u64) {
+            continue;
+        }
+        activate(Some(*mutation));
+        let caught = (0..seeds).find_map(|seed| run(seed, false).violation.map(|violation| (seed, violation)));
+        match caught {
+            Some((seed, violation)) => {
+                println!("{index:>2} {mutation:?}: caught by {} after {} seeds", violation.invariant, seed + 1);
+                if only.is_some() {
+                    println!("{}", tell(seed));
+                }
+            }
+            None => {
+                println!("{index:>2} {mutation:?}: NOT CAUGHT ({})", mutation.text());
+                missed.push(*mutation);
+            }
+        }
+        activate(None);
+    }
+    assert!(missed.is_empty(), "not caught within {seeds} seeds: {missed:?}");
+}
+
 #[test]
 fn a_seed_replays_exactly() {
     for seed in 0..20 {

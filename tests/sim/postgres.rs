@@ -29,6 +29,8 @@ pub struct Dir {
     pub standby: bool,
     /// Its end is known without a start: it was stopped in order.
     pub clean: bool,
+    /// Where a copy becomes consistent (its timeline, its end): before, its pages are newer than its WAL.
+    pub consistent_at: (u32, usize),
 }
 
 /// The agent's state file.
@@ -46,6 +48,10 @@ pub struct State {
 }
 
 impl Dir {
+    pub fn consistent(&self) -> bool {
+        self.wal.len() >= self.consistent_at.1
+    }
+
     pub fn timeline(&self) -> u32 {
         self.wal.last().map_or(1, |rec| rec.timeline)
     }
@@ -214,21 +220,18 @@ impl World {
         if !alive {
             return;
         }
-        if self.nodes[node].pg.as_ref().is_some_and(|pg| pg.waiting.len() < 4) {
+        if self.nodes[node].pg.as_ref().is_some_and(|pg| pg.waiting.len() < 25) {
             let id = self.check.next_commit();
             self.commit(node, id);
         }
         self.nodes[node].write_pending = true;
-        self.after(120, 700, Event::Write { node });
+        self.after(60, 450, Event::Write { node });
     }
 
     pub fn commit(&mut self, node: usize, id: u32) {
         let now = self.now;
         let machine = &mut self.nodes[node];
         let (Some(pg), Some(dir)) = (machine.pg.as_mut(), machine.volume.dir.as_mut()) else { return };
-        if pg.killing && !active(Mutation::BackendsSurvive) {
-            return;
-        }
         let timeline = dir.timeline();
         dir.wal.push(Rec { timeline, id: if id >= MARKERS { 0 } else { id } });
         let end = dir.wal.len();

@@ -52,6 +52,8 @@ pub enum Event {
     Fault,
     FaultEnd { id: u64 },
     Look,
+    /// A watch event of the Lease; it may be old.
+    Watched { node: usize, version: String },
 }
 
 struct Item {
@@ -102,6 +104,8 @@ pub struct Node {
     /// Replication to this machine is slow by up to so much.
     pub lag: Ms,
     pub wanted: bool,
+    /// Its killer and its clock are broken (worlds in which only S2 is asked for).
+    pub zombie: bool,
     pub write_pending: bool,
 }
 
@@ -173,6 +177,7 @@ impl World {
                 armed: None,
                 lag: 0,
                 wanted: index < world.terms.instances.len(),
+                zombie: false,
                 write_pending: false,
             };
             world.nodes.push(node);
@@ -265,7 +270,7 @@ impl World {
     fn stands_still(&self, event: &Event) -> Option<Ms> {
         let (node, agent_only) = match event {
             Event::Tick { node, .. } | Event::BallotEnd { node, .. } | Event::JobDone { node, .. } => (*node, true),
-            Event::Answered { to, .. } | Event::RequestTimeout { to, .. } | Event::Peer { to, .. } => (*to, true),
+            Event::Watched { node: to, .. } | Event::Answered { to, .. } | Event::RequestTimeout { to, .. } | Event::Peer { to, .. } => (*to, true),
             Event::Deadline { node, .. }
             | Event::Killed { node, .. }
             | Event::Write { node }
@@ -304,6 +309,7 @@ impl World {
             Event::Fault => self.on_fault(),
             Event::FaultEnd { id } => self.on_fault_end(id),
             Event::Look => self.on_look(),
+            Event::Watched { node, version } => self.on_watched(node, &version),
         }
     }
 }
