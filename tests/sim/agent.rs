@@ -36,6 +36,8 @@ pub struct Agent {
     pub job: Option<Running>,
     /// The engine's position as the shell read it last.
     pub seen_end: (u32, usize),
+    /// Whether that was read after it had replayed what it had.
+    pub seen_all: bool,
     pub book: BTreeMap<String, Known>,
     pub book_term: i64,
     pub book_since: Boot,
@@ -174,6 +176,7 @@ impl World {
             campaign: None,
             job: None,
             seen_end: (1, 0),
+            seen_all: false,
             book: BTreeMap::new(),
             book_term: 0,
             book_since: now,
@@ -385,7 +388,7 @@ impl World {
             proof: volume.state.proof.clone(),
             marker: volume.state.marker,
             standby: dir.standby,
-            end_known: if running { !replaying } else { dir.clean || !dir.consistent() },
+            end_known: if running { !replaying && machine.agent.as_ref().is_some_and(|agent| agent.seen_all) } else { dir.clean || !dir.consistent() },
             history,
             hopeless: volume.state.hopeless,
             timeline,

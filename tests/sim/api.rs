@@ -92,7 +92,7 @@ impl World {
                         format!(
                             "API    v{} holder={} term={} tl={} est={} released={:?} rules=[{}] end={}",
                             w.api.version, r.holder, r.term, r.timeline, r.established, r.release,
-                            r.rules.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "), r.end.0,
+                            r.rules.iter().map(|r| format!("{} of {:?}", r.k, r.members)).collect::<Vec<_>>().join("; "), r.end.0,
                         )
                     });
                     self.check_register(&before);

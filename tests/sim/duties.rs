@@ -42,7 +42,9 @@ impl World {
         let machine = &mut self.nodes[node];
         let (Some(agent), Some(dir)) = (machine.agent.as_mut(), machine.volume.dir.as_ref()) else { return };
         let mut end = dir.wal.len();
-        if let Some(pg) = machine.pg.as_ref().filter(|pg| pg.replaying_until > self.now) {
+        let replaying = machine.pg.as_ref().filter(|pg| pg.replaying_until > self.now);
+        agent.seen_all = replaying.is_none();
+        if let Some(pg) = replaying {
             end = pg.shown.min(end);
         }
         agent.seen_end = (end.checked_sub(1).map_or(1, |last| dir.wal[last].timeline), end);
