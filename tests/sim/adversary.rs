@@ -8,6 +8,9 @@ use super::postgres::Volume;
 use super::rng::Rng;
 use super::world::{API, Event, Ms, World};
 
+/// Stands for whoever holds the Lease at that moment.
+pub const HOLDER: usize = usize::MAX;
+
 /// How long a cluster has to become whole when nothing goes wrong any more.
 pub const SETTLE: Ms = 150_000;
 
@@ -35,6 +38,18 @@ pub enum Focus {
     Birth,
 }
 
+/// Moments at which a fault does most harm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    Taken,
+    Rules,
+    Renewed,
+    Opened,
+    Held,
+    Campaign,
+    Rewound,
+}
+
 #[derive(Debug)]
 pub struct Story {
     pub kind: Kind,
@@ -51,6 +66,7 @@ pub struct Story {
     mean: Ms,
     open: Vec<(u64, Undo)>,
     disks: u64,
+    pub strikes: u64,
     dead: Option<usize>,
 }
 
@@ -102,7 +118,7 @@ impl Story {
             focus,
             zombies: kind == Kind::Chaos && durability == Durability::Quorum && rng.chance(45),
             machines: if kind == Kind::Chaos && count < 5 { count + rng.index(2) } else { count },
-            faults_left: if kind == Kind::Chaos { rng.range(2, 14) } else { 1 },
+            faults_left: if kind == Kind::Chaos { rng.range(1, 12) } else { 1 },
             began: false,
             calm_from: None,
             settled: None,
@@ -110,6 +126,7 @@ impl Story {
             mean: [700, 1_500, 7_000][rng.index(3)],
             open: Vec::new(),
             disks: u64::from(rng.chance(25)),
+            strikes: rng.below(7),
             dead: None,
         };
         (story, terms)
@@ -255,7 +272,134 @@ impl World {
         self.note(|w| format!("----   API server away, dead: {:?}", w.story.dead));
     }
 
+    /// Something is happening: the adversary may strike into it.
+    pub fn react(&mut self, moment: Moment, node: usize) {
+        let open = self.story.kind == Kind::Chaos && self.story.began && self.story.calm_from.is_none_or(|calm| self.now < calm);
+        if !open || self.story.strikes == 0 {
+            return;
+        }
+        let percent = match (moment, self.story.focus) {
+            (Moment::Renewed, Focus::Lease | Focus::Birth) => 4,
+            (Moment::Renewed, _) => 1,
+            (Moment::Held, _) => 12,
+            (Moment::Campaign, Focus::Elections) => 30,
+            (Moment::Taken | Moment::Opened, Focus::Elections) => 40,
+            (Moment::Rules, Focus::Rules) => 40,
+            (Moment::Rewound, _) => 60,
+            _ => 12,
+        };
+        if !self.rng.chance(percent) {
+            return;
+        }
+        self.story.strikes -= 1;
+        let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(node);
+        let victim = match moment {
+            Moment::Held | Moment::Campaign if self.rng.chance(50) => self.rng.index(self.nodes.len()),
+            Moment::Campaign => node,
+            Moment::Rules if self.rng.chance(40) => self.rng.index(self.nodes.len()),
+            _ => holder,
+        };
+        let list: &[u64] = match moment {
+            Moment::Renewed => &[0, 27, 46, 46, 47, 45, 19],
+            Moment::Held => &[0, 48, 49, 43, 12, 27, 46, 68],
+            Moment::Campaign => &[0, 0, 12, 68, 43, 27, 35],
+            Moment::Rules => &[0, 0, 12, 12, 46, 27, 43, 75],
+            _ => &[0, 0, 12, 19, 27, 43, 75],
+        };
+        let what = list[self.rng.index(list.len())];
+        let lasts = self.rng.range(300, 35_000);
+        let soon = if self.rng.chance(40) { self.rng.range(0, 30) } else { self.rng.range(0, 1_800) };
+        self.at(self.now + soon, Event::Strike { node: victim, what, lasts });
+        // And somebody else as well, often.
+        if self.rng.chance(35) {
+            let other = self.rng.index(self.nodes.len());
+            let lasts = self.rng.range(300, 30_000);
+            let what = [0, 12, 75, 48, 43][self.rng.index(5)];
+            let soon = self.rng.range(0, 2_500);
+            self.at(self.now + soon, Event::Strike { node: other, what, lasts });
+        }
+        let until = self.now + 2_600;
+        self.story.calm_from = self.story.calm_from.map(|calm| calm.max(until));
+    }
+
+    pub fn strike(&mut self, node: usize, what: u64, lasts: Ms) {
+        let lasts = self.harm(node, what, lasts);
+        let until = self.now + lasts + 500;
+        self.story.calm_from = self.story.calm_from.map(|calm| calm.max(until));
+    }
+
+    /// A replica that lags, the primary goes, and then the next one, before anybody has caught up.
+    fn cascade(&mut self) -> Ms {
+        let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(0);
+        let count = self.terms.instances.len();
+        let slow = (holder + 1 + self.rng.index(count.max(2) - 1)) % count;
+        let lag = self.rng.range(800, 6_000);
+        self.nodes[slow].lag = lag;
+        let lasts = self.undo(25_000, Undo::Lag(slow));
+        self.note(|w| format!("----   cascade: {} is slow by {lag}", w.nodes[slow].instance));
+        let mut at = self.now + self.rng.range(200, 4_000);
+        if self.rng.chance(50) {
+            // A replica restarts, and reports less than it has for a while.
+            let other = (holder + 1 + self.rng.index(count.max(2) - 1)) % count;
+            let back = at + self.rng.range(0, 2_500);
+            self.at(back, Event::Strike { node: other, what: 0, lasts: 200 });
+        }
+        let kill = [0, 0, 12, 12, 49, 27, 35][self.rng.index(7)];
+        self.at(at, Event::Strike { node: holder, what: kill, lasts: 30_000 });
+        for _ in 0..self.rng.range(0, 2) {
+            at += self.rng.range(900, 22_000);
+            self.at(at, Event::Strike { node: HOLDER, what: 0, lasts: 20_000 });
+        }
+        lasts + 40_000
+    }
+
+    /// The holder does not reach the API server; members hold, restart, and are cut off from it one by one.
+    fn edge(&mut self) -> Ms {
+        let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(0);
+        let way = [45, 46, 47][self.rng.index(3)];
+        let lasts = self.rng.range(20_000, 60_000);
+        self.note(|w| format!("----   edge: {} and the API server", w.nodes[holder].instance));
+        self.harm(holder, way, lasts);
+        if self.rng.chance(50) {
+            self.net.late = self.rng.range(10, 60);
+            self.undo(lasts, Undo::Net);
+        }
+        for _ in 0..self.rng.range(1, 5) {
+            let other = self.rng.index(self.nodes.len());
+            let what = [0, 0, 99, 99, 99, 99, 27, 75, 43, 19, 98][self.rng.index(11)];
+            let soon = self.rng.range(0, 30_000);
+            let lasts = self.rng.range(300, 40_000);
+            self.at(self.now + soon, Event::Strike { node: other, what, lasts });
+        }
+        lasts + 40_000
+    }
+
+    /// The configuration of the sync rules changes, a replica is slow, and the primary goes when the change is done.
+    fn change(&mut self) -> Ms {
+        let other = self.rng.index(self.nodes.len());
+        self.nodes[other].lag = self.rng.range(500, 5_000);
+        let lasts = self.undo(20_000, Undo::Lag(other));
+        let which = [93, 93, 93, 96][self.rng.index(4)];
+        self.harm(other, which, 0);
+        let soon = self.rng.range(300, 9_000);
+        for _ in 0..self.rng.range(0, 2) {
+            let soon = soon + self.rng.range(0, 2_000);
+            let what = [0, 12][self.rng.index(2)];
+            let node = if self.rng.chance(60) { HOLDER } else { self.rng.index(self.nodes.len()) };
+            self.at(self.now + soon, Event::Strike { node, what, lasts: 25_000 });
+        }
+        lasts + 30_000
+    }
+
     fn chaos(&mut self) -> Ms {
+        if self.rng.chance(30) {
+            match self.story.focus {
+                Focus::Elections => return self.cascade(),
+                Focus::Lease => return self.edge(),
+                Focus::Rules => return self.change(),
+                Focus::Anything | Focus::Birth => {}
+            }
+        }
         let node = self.victim();
         let lasts = match self.rng.below(10) {
             0..=3 => self.rng.range(200, 5_000),
@@ -263,6 +407,15 @@ impl World {
             _ => self.rng.range(20_000, 60_000),
         };
         let what = self.what();
+        self.harm(node, what, lasts)
+    }
+
+    fn harm(&mut self, node: usize, what: u64, lasts: Ms) -> Ms {
+        let node = if node == HOLDER {
+            self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(0)
+        } else {
+            node
+        };
         self.note(|w| format!("----   fault {what} on {} for {lasts}", w.nodes[node].instance));
         match what {
             0..=11 => {
@@ -318,6 +471,17 @@ impl World {
                 self.terms.primary = Some(self.terms.instances[wish].clone());
                 self.api.terms = self.terms.clone();
                 0
+            }
+            99 => {
+                // From the holder only.
+                let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
+                let Some(holder) = holder.filter(|holder| *holder != node) else { return 0 };
+                let pairs = vec![(holder, node), (node, holder)];
+                let pairs: Vec<_> = pairs.into_iter().filter(|(from, to)| !self.net.cut[*from][*to]).collect();
+                for (from, to) in &pairs {
+                    self.net.cut[*from][*to] = true;
+                }
+                self.undo(lasts, Undo::Cut(pairs))
             }
             _ => self.change_terms(what),
         }

@@ -139,6 +139,7 @@ impl World {
         let container = format!("c{start}");
         machine.container = Some(container.clone());
         machine.armed = None;
+        machine.tripped = false;
         let persisted = machine.volume.state.hold.filter(|_| !active(Mutation::HoldNotPersisted));
         let same_boot = persisted.is_some_and(|(boot, _)| boot == machine.boot_id);
         let bound = vote::bound_after_start(persisted.map(|(_, until)| until), same_boot, now, hold::HOLD);
@@ -223,8 +224,11 @@ impl World {
             self.tick(node);
         }
         if self.nodes[node].armed.is_none() && !self.nodes[node].zombie && !active(Mutation::KillerUnarmed) && !active(Mutation::DeadlineDropped) {
-            let writable = self.nodes[node].pg.as_ref().is_some_and(|pg| pg.writable && !pg.killing);
-            if writable {
+            // Whatever it is: a standby may be about to be promoted by an agent that stands still.
+            let frozen = self.nodes[node].agent_frozen_until > self.now;
+            self.nodes[node].tripped = frozen;
+            let there = self.nodes[node].pg.as_ref().is_some_and(|pg| !pg.killing && (pg.writable || frozen));
+            if there {
                 self.note(|w| format!("KILLER {}", w.nodes[node].instance));
                 self.start_kill(node);
             }
@@ -239,6 +243,7 @@ impl World {
             && deadline > self.clock(node)
         {
             self.nodes[node].armed = Some(deadline);
+            self.nodes[node].tripped = false;
             if armed.is_none_or(|armed| deadline < armed) {
                 let start = self.nodes[node].agent.as_ref().map_or(0, |agent| agent.start);
                 let at = self.real(node, deadline);

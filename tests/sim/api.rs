@@ -3,6 +3,7 @@
 use hello_operator::core::election::mutation::{Mutation, active};
 use hello_operator::core::election::{Register, Terms};
 
+use super::adversary::Moment;
 use super::world::{API, Event, World};
 
 #[derive(Debug, Clone)]
@@ -96,6 +97,14 @@ impl World {
                         )
                     });
                     self.check_register(&before);
+                    let moment = if self.api.register.term > before.term {
+                        Moment::Taken
+                    } else if self.api.register.rules != before.rules {
+                        Moment::Rules
+                    } else {
+                        Moment::Renewed
+                    };
+                    self.react(moment, from);
                     for node in 0..self.nodes.len() {
                         if self.rng.chance(50) {
                             let most = if self.rng.chance(20) { 20_000 } else { 300 };

@@ -1,6 +1,6 @@
 //! What must hold, looked at in every step.
 
-use hello_operator::core::election::Register;
+use hello_operator::core::election::{Register, STOP_BUDGET};
 
 use super::postgres::Dir;
 use super::world::{Ms, World};
@@ -117,18 +117,40 @@ impl World {
         let volume = &self.nodes[node].volume;
         let Some(dir) = &volume.dir else { return };
         let missing = self.missing(dir);
-        let proven = volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
+        let whole = self.nodes.iter().any(|other| {
+            other.volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof))
+                && other.volume.dir.as_ref().is_some_and(|theirs| theirs.common(dir) == theirs.wal.len())
+        });
+        let proven = whole || volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
         let released = before.release.as_ref().is_some_and(|release| release.lsn.is_some());
         let outside = !before.rules.is_empty() && before.asynchronous() && !proven && !released
             && before.rules.iter().any(|rule| !rule.members.contains(&volume.state.member));
         let strayed = before.established > 0 && dir.forks().iter().all(|(timeline, _)| *timeline != before.established);
         let name = self.nodes[node].instance.clone();
+        self.check_deposed(node, before);
         if !missing.is_empty() {
             self.violate("S2", format!("{name} took the Lease without the acknowledged {missing:?}"));
         } else if outside {
             self.violate("S2", format!("{name} was elected with Async, and no rule names it"));
         } else if strayed {
             self.violate("S2", format!("{name} was elected off the established timeline {}", before.established));
+        }
+    }
+
+    /// Who held the Lease until now does not count itself valid any more, and has had the time to stop.
+    fn check_deposed(&mut self, taker: usize, before: &Register) {
+        let Some(old) = before.holder_instance().and_then(|instance| self.node_of(instance)) else { return };
+        if old == taker || before.released() || self.nodes[old].agent.as_ref().is_none_or(|agent| agent.me.holder() != before.holder) {
+            return;
+        }
+        let now = self.clock(old);
+        let valid = self.view(old, |view| {
+            let deadline = view.deadline().filter(|_| view.tenure.is_some_and(|tenure| tenure.term == before.term));
+            deadline.is_some_and(|deadline| now < deadline + STOP_BUDGET) || view.tenure.is_some() && view.valid()
+        });
+        if valid == Some(true) {
+            let name = self.nodes[old].instance.clone();
+            self.violate("S1", format!("{name} counts itself valid in term {} while term {} begins", before.term, before.term + 1));
         }
     }
 

@@ -9,6 +9,7 @@ use hello_operator::core::election::{
     hold, rules, vote,
 };
 
+use super::adversary::Moment;
 use super::agent::{Agent, Campaign, Kind, Known};
 use super::api::{PodStatus, Reply, Request};
 use super::postgres::{Dir, MARKERS};
@@ -339,6 +340,7 @@ impl World {
                 }
                 let member = machine.volume.state.member.clone();
                 self.note(|w| format!("hold   {} to {holder}", w.nodes[to].instance));
+                self.react(Moment::Held, to);
                 self.send(to, asker, Message::Held { member, sent, generation });
             }
             Message::Held { member, sent, generation } => {
@@ -550,6 +552,7 @@ impl World {
             agent.campaign =
                 Some(Campaign { version: version.clone(), round, answers: Vec::new(), heard: 0, asked: asked.len() });
         }
+        self.react(Moment::Campaign, node);
         for other in asked {
             self.send(node, other, Message::Freeze { asker: node, version: version.clone(), round });
         }

@@ -3,6 +3,7 @@
 use hello_operator::core::election::mutation::{Mutation, active};
 use hello_operator::core::election::{Ending, EngineStep, Job, LeaseStep, Register, Release, Source, rules};
 
+use super::adversary::Moment;
 use super::agent::{Running, Work};
 use super::postgres::{Dir, Pg, Rec, State};
 use super::world::{Event, World};
@@ -187,8 +188,16 @@ impl World {
     }
 
     pub fn on_job_done(&mut self, node: usize, id: u64) {
+        let tripped = self.nodes[node].tripped;
         let Some(agent) = self.nodes[node].agent.as_mut() else { return };
         let Some(running) = agent.job.take_if(|job| job.id == id) else { return };
+        if tripped && matches!(running.work, Work::StartPrimary | Work::Promote(_)) {
+            // The killer goes on for as long as it is not armed again.
+            self.pg_dies(node, false);
+            self.observe(node);
+            self.tick(node);
+            return;
+        }
         match running.work {
             Work::Bootstrap => {
                 let member = agent.me.member_for(&agent.me.instance);
@@ -269,6 +278,7 @@ impl World {
         }
         self.note(|w| format!("OPEN   {} writable, term {term}", w.nodes[node].instance));
         self.check_opened(node, term);
+        self.react(Moment::Opened, node);
         if !self.nodes[node].write_pending {
             self.nodes[node].write_pending = true;
             self.after(5, 200, Event::Write { node });
@@ -317,6 +327,7 @@ impl World {
             return;
         };
         let Some(old) = self.nodes[node].volume.dir.take() else { return };
+        self.react(Moment::Rewound, node);
         let common = old.common(&source);
         let end = source.wal.len() - self.rng.index((source.wal.len() - common).min(4) + 1);
         let wal = source.wal[..end].to_vec();
@@ -392,6 +403,7 @@ impl World {
             return;
         }
         self.pg_dies(node, false);
+        self.check_pg_died(node);
         if let Some(agent) = self.nodes[node].agent.as_mut() {
             agent.believes_stopped = false;
         }

@@ -346,7 +346,8 @@ impl World {
     }
 
     fn confirm_to(&mut self, conn: usize, end: usize) {
-        let delay = self.rng.range(1, 5);
+        let lag = self.nodes[self.conns[conn].standby].lag;
+        let delay = self.rng.range(1, 5 + lag / 2);
         self.at(self.now + delay, Event::Confirmed { conn, flush: end, write: end });
     }
 
@@ -400,6 +401,10 @@ impl World {
         self.after(300, 1_000, Event::Connect { node, run });
         let Some(pg) = &self.nodes[node].pg else { return };
         if let Some(conn) = pg.receiver {
+            if self.receives(conn) {
+                let end = self.nodes[node].volume.dir.as_ref().map_or(0, |dir| dir.wal.len());
+                self.confirm_to(conn, end);
+            }
             // A dead connection is noticed.
             if !self.sends(conn) && self.rng.chance(60) {
                 self.conns[conn].receiving = false;

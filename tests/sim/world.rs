@@ -50,6 +50,7 @@ pub enum Event {
     StartContainer { node: usize },
     EndPod { node: usize },
     Fault,
+    Strike { node: usize, what: u64, lasts: Ms },
     FaultEnd { id: u64 },
     Look,
     /// A watch event of the Lease; it may be old.
@@ -106,6 +107,8 @@ pub struct Node {
     pub wanted: bool,
     /// Its killer and its clock are broken (worlds in which only S2 is asked for).
     pub zombie: bool,
+    /// The killer's deadline passed, and nobody has armed it again: it kills whatever PostgreSQL there is.
+    pub tripped: bool,
     pub write_pending: bool,
 }
 
@@ -178,6 +181,7 @@ impl World {
                 lag: 0,
                 wanted: index < world.terms.instances.len(),
                 zombie: false,
+                tripped: false,
                 write_pending: false,
             };
             world.nodes.push(node);
@@ -307,6 +311,7 @@ impl World {
             Event::StartContainer { node } => self.start_container(node),
             Event::EndPod { node } => self.end_container(node, false),
             Event::Fault => self.on_fault(),
+            Event::Strike { node, what, lasts } => self.strike(node, what, lasts),
             Event::FaultEnd { id } => self.on_fault_end(id),
             Event::Look => self.on_look(),
             Event::Watched { node, version } => self.on_watched(node, &version),
