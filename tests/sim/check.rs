@@ -103,6 +103,10 @@ impl World {
         if after.term < before.term || after.established < before.established || after.reserved < before.reserved {
             self.violate("register", format!("it went back: {before:?} to {after:?}"));
         }
+        if after.asynchronous() && !before.asynchronous() {
+            // From here on the user wants no more than Async gives, for what is old as well.
+            self.check.acknowledged.clear();
+        }
         if after.term > before.term {
             self.check_taken(before);
         }
@@ -121,7 +125,7 @@ impl World {
             other.volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof))
                 && other.volume.dir.as_ref().is_some_and(|theirs| theirs.common(dir) == theirs.wal.len())
         });
-        let proven = whole || volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
+        let proven = whole || before.member.as_deref() == Some(volume.state.member.as_str()) || volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
         let released = before.release.as_ref().is_some_and(|release| release.lsn.is_some());
         let outside = !before.rules.is_empty() && before.asynchronous() && !proven && !released
             && before.rules.iter().any(|rule| !rule.members.contains(&volume.state.member));

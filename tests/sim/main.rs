@@ -59,7 +59,7 @@ fn run(seed: u64, trace: bool) -> Outcome {
 
 fn tell(seed: u64) -> String {
     let again = run(seed, true);
-    let from = again.trace.len().saturating_sub(400);
+    let from = again.trace.len().saturating_sub(number("LINES").unwrap_or(400) as usize);
     format!("seed {seed}: {:?}\n{}", again.violation, again.trace[from..].join("\n"))
 }
 

@@ -48,7 +48,7 @@ pub fn may_take(register: &Register, candidate: &Answer, answers: &[&Answer], ma
         return false;
     }
     // Its own data is that on which the last holder wrote: it holds everything.
-    if candidate.proof.as_deref().is_some_and(|proof| register.proven_by(proof)) {
+    if register.whole(&candidate.member, candidate.proof.as_deref()) {
         return true;
     }
     // A position that is not known cannot be compared.
@@ -63,7 +63,7 @@ pub fn may_take(register: &Register, candidate: &Answer, answers: &[&Answer], ma
     let not_ahead: Vec<&&Answer> =
         answers.iter().filter(|answer| !answer.must_recover && not_ahead(answer, candidate)).collect();
     // Somebody not ahead of it has the last holder's own data.
-    if not_ahead.iter().any(|answer| answer.proof.as_deref().is_some_and(|proof| register.proven_by(proof))) {
+    if not_ahead.iter().any(|answer| register.whole(&answer.member, answer.proof.as_deref())) {
         return true;
     }
     // Asked of the rules, not of the durability that is wanted: it is they under which commits were acknowledged.

@@ -101,6 +101,9 @@ fn improved(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
     if let (None, Some(system_id)) = (&register.system_id, view.data.system_id()) {
         next.system_id = Some(system_id.to_owned());
         next.established = register.timeline;
+        if let Data::Staged { member, .. } = view.data {
+            next.member = Some(member.clone());
+        }
     }
     if let Data::Present(member) = view.data
         && *view.engine == EngineState::Primary
@@ -163,7 +166,7 @@ fn not_held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
         };
     }
     let Data::Present(member) = view.data else { return wait("no data here") };
-    let proven = member.proof.as_deref().is_some_and(|proof| register.proven_by(proof));
+    let proven = register.whole(&member.id, member.proof.as_deref());
     if !member.marker || Some(&member.system_id) != register.system_id.as_ref() {
         return wait("the data here may not be elected");
     }
@@ -247,6 +250,11 @@ fn continued(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
         inherits: match view.data {
             Data::Present(member) => member.proof.clone(),
             Data::Staged { .. } | Data::Empty | Data::Unknown => None,
+        },
+        member: match view.data {
+            Data::Present(member) => Some(member.id.clone()),
+            Data::Staged { member, .. } => Some(member.clone()),
+            Data::Empty | Data::Unknown => None,
         },
         release: None,
         address: view.me.address.clone(),

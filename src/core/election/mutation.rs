@@ -120,6 +120,8 @@ mutations! {
     ProofKept,
     /// former holder's data elected although another took the Lease since
     StaleProofElected,
+    /// taker that died before it wrote its proof is not known again
+    TakerForgotten,
     /// absent Pod taken for dead
     AbsentPodDead,
     /// restarted container taken for dead: the id of the earlier container recorded

@@ -9,6 +9,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde::{Deserialize, Serialize};
 
+use super::mutation::{Mutation, active};
 use super::rules::Rule;
 use crate::api::agent::{LeaseBounds, Lsn};
 use crate::api::names::ANNOTATION_REGISTER;
@@ -26,6 +27,11 @@ pub struct Register {
     /// before it can have written anything else), that data still shows this one.
     #[serde(default)]
     pub inherits: Option<String>,
+    /// Id of the data directory that took it last. It holds everything, also where the taker died before it could write its
+    /// proof: then it cannot have written anything else either, and nobody but itself may be electable (seen with Async,
+    /// where the taker is no member of the rule that it added).
+    #[serde(default)]
+    pub member: Option<String>,
     /// What a clean release left behind; while it is set, nobody holds the Lease.
     #[serde(default)]
     pub release: Option<Release>,
@@ -110,6 +116,7 @@ impl Register {
         Self {
             holder: String::new(),
             inherits: None,
+            member: None,
             release: Some(Release { timeline: 0, lsn: None, wish: None }),
             address: String::new(),
             term: 0,
@@ -140,6 +147,12 @@ impl Register {
     /// Whether data with this holder proof is the very data on which the last holder wrote.
     pub fn proven_by(&self, proof: &str) -> bool {
         !proof.is_empty() && (proof == self.holder || Some(proof) == self.inherits.as_deref())
+    }
+
+    /// Whether this copy is the very data of the last holder, which holds everything that was acknowledged.
+    pub fn whole(&self, member: &str, proof: Option<&str>) -> bool {
+        proof.is_some_and(|proof| self.proven_by(proof))
+            || proof.is_none() && self.member.as_deref() == Some(member) && !active(Mutation::TakerForgotten)
     }
 
     /// The rule that commits follow now.
