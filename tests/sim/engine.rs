@@ -70,6 +70,9 @@ impl World {
             }
             EngineStep::StartStandby(source) => {
                 self.mark_started(node);
+                if let Some(dir) = self.nodes[node].volume.dir.as_mut() {
+                    dir.standby = true;
+                }
                 self.erase_proof(node, source.as_ref());
                 self.begin(node, Job::StartStandby, Work::StartStandby(source), 100, 500)
             }

@@ -53,7 +53,12 @@ fn run(seed: u64, trace: bool) -> Outcome {
         events: world.events,
         acknowledgements: world.check.acknowledgements,
         elections: world.check.elections,
-        trace: world.trace.unwrap_or_default(),
+        trace: {
+            if trace {
+                world.note_all();
+            }
+            world.trace.unwrap_or_default()
+        },
     }
 }
 

@@ -218,6 +218,26 @@ impl World {
         }
     }
 
+    /// How each agent sees it at the end.
+    pub fn note_all(&mut self) {
+        for node in 0..self.nodes.len() {
+            let seen = self.view(node, |view| {
+                format!(
+                    "engine={:?} data={:?} lease=v{} tenure={:?} promise={:?} fork={:?} -> {:?} / {:?}",
+                    view.engine,
+                    view.data,
+                    view.lease.map_or("?", |seen| &seen.version),
+                    view.tenure,
+                    view.promise,
+                    view.fork,
+                    hello_operator::core::election::engine_step(view),
+                    hello_operator::core::election::lease_step(view),
+                )
+            });
+            self.note(|w| format!("END    {} {}", w.nodes[node].instance, seen.unwrap_or_else(|| "no agent".into())));
+        }
+    }
+
     /// The machine's CLOCK_BOOTTIME.
     pub fn clock(&self, node: usize) -> Boot {
         let machine = &self.nodes[node];
