@@ -72,7 +72,8 @@ pub fn engine_step(view: &View<'_>) -> EngineStep {
             _ => EngineStep::Stop("this agent ends"),
         };
     }
-    let Some(seen) = view.lease else { return EngineStep::Keep };
+    // Nothing is begun before the configuration was read.
+    let (Some(seen), Some(_)) = (view.lease, view.terms) else { return EngineStep::Keep };
     if holding { as_holder(view, seen) } else { as_follower(view, seen) }
 }
 

@@ -405,7 +405,6 @@ proptest! {
 
     #[test]
     fn whatever_may_be_writable_without_a_valid_lease_is_killed(world in any_world()) {
-        // The bounds are those of the register, so that it may serve on without having read its configuration.
         let valid = world.tenure.as_ref().is_some_and(|tenure| {
             world.now < tenure.renewed + seconds(10)
                 && world.lease.as_ref().is_some_and(|seen| {
@@ -417,7 +416,7 @@ proptest! {
             prop_assert!(matches!(step, EngineStep::Kill(_)), "{step:?}");
         }
         if step == EngineStep::StartPrimary || step == EngineStep::Bootstrap {
-            prop_assert!(valid && !world.stopping);
+            prop_assert!(valid && world.terms.is_some() && !world.stopping);
         }
         if step == EngineStep::StartPrimary {
             let Data::Present(member) = &world.data else { panic!("no data") };
