@@ -6,7 +6,7 @@ use hello_operator::core::election::Terms;
 
 use super::postgres::Volume;
 use super::rng::Rng;
-use super::world::{API, Event, Ms, World};
+use super::world::{API, Event, Message, Ms, World};
 
 /// Stands for whoever holds the Lease at that moment.
 pub const HOLDER: usize = usize::MAX;
@@ -76,6 +76,7 @@ enum Undo {
     ApiUp,
     Net,
     Lag(usize),
+    ApiLag(usize),
     OutageEnds,
 }
 
@@ -97,7 +98,7 @@ impl Story {
             0 if kind == Kind::Chaos => 1,
             1..=3 => 2,
             4..=6 => 5,
-            7..=9 if focus == Focus::Elections => 5,
+            7..=9 if matches!(focus, Focus::Elections | Focus::Rules) => 5,
             _ => 3,
         };
         let often = if focus == Focus::Lease { 50 } else { 22 };
@@ -241,6 +242,7 @@ impl World {
                 self.net.twice = 0;
             }
             Undo::Lag(node) => self.nodes[node].lag = 0,
+            Undo::ApiLag(node) => self.nodes[node].api_lag = 0,
         }
     }
 
@@ -302,7 +304,7 @@ impl World {
         let list: &[u64] = match moment {
             Moment::Renewed => &[0, 27, 46, 46, 47, 45, 19],
             Moment::Held => &[0, 48, 49, 43, 12, 27, 46, 68],
-            Moment::Campaign => &[0, 0, 12, 68, 43, 27, 35],
+            Moment::Campaign => &[0, 0, 12, 68, 43, 27, 35, 100, 100, 100, 100],
             Moment::Rules => &[0, 0, 12, 12, 46, 27, 43, 75],
             _ => &[0, 0, 12, 19, 27, 43, 75],
         };
@@ -320,6 +322,24 @@ impl World {
         }
         let until = self.now + 2_600;
         self.story.calm_from = self.story.calm_from.map(|calm| calm.max(until));
+    }
+
+    /// A member freezes: an older request to it, and an older watch event, may come just now.
+    pub fn redeliver(&mut self, to: usize, asker: usize, version: &str, round: u64) {
+        let open = self.story.kind == Kind::Chaos && self.story.calm_from.is_none_or(|calm| self.now < calm);
+        if open && self.rng.chance(25) {
+            let older = version.parse::<u64>().unwrap_or(1).saturating_sub(self.rng.range(1, 3));
+            self.after(0, 800, Event::Watched { node: to, version: older.to_string() });
+        }
+        let message = Message::Freeze { asker, version: version.to_owned(), round };
+        let old = self.nodes[to].old_freeze.replace(message);
+        if let Some(Message::Freeze { asker, version: older, round }) = old
+            && open
+            && older != version
+            && self.rng.chance(40)
+        {
+            self.after(0, 800, Event::Peer { to, message: Message::Freeze { asker, version: older, round } });
+        }
     }
 
     pub fn strike(&mut self, node: usize, what: u64, lasts: Ms) {
@@ -344,7 +364,7 @@ impl World {
             let back = at + self.rng.range(0, 2_500);
             self.at(back, Event::Strike { node: other, what: 0, lasts: 200 });
         }
-        let kill = [0, 0, 12, 12, 49, 27, 35][self.rng.index(7)];
+        let kill = if self.story.zombies && self.rng.chance(50) { 27 } else { [0, 0, 12, 12, 49, 27, 35][self.rng.index(7)] };
         self.at(at, Event::Strike { node: holder, what: kill, lasts: 30_000 });
         for _ in 0..self.rng.range(0, 2) {
             at += self.rng.range(900, 22_000);
@@ -439,6 +459,7 @@ impl World {
                 0
             }
             27..=34 => {
+                let lasts = if self.story.zombies && self.rng.chance(60) { lasts.max(18_000) + 9_000 } else { lasts };
                 self.nodes[node].agent_frozen_until = self.now + lasts;
                 self.nodes[node].zombie |= self.story.zombies;
                 lasts
@@ -471,6 +492,10 @@ impl World {
                 self.terms.primary = Some(self.terms.instances[wish].clone());
                 self.api.terms = self.terms.clone();
                 0
+            }
+            100 => {
+                self.nodes[node].api_lag = self.rng.range(100, 4_000);
+                self.undo(lasts, Undo::ApiLag(node))
             }
             99 => {
                 // From the holder only.

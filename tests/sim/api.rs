@@ -66,7 +66,7 @@ impl World {
         if !self.reaches(from, API) || self.rng.chance(self.net.loss) {
             return;
         }
-        let most = if self.rng.chance(self.net.late) { 8_000 } else { 15 };
+        let most = if self.rng.chance(self.net.late) { 8_000 } else { 15 + self.nodes[from].api_lag };
         if self.rng.chance(self.net.twice) {
             self.after(1, 6_000, Event::Request { from, id, request: request.clone() });
         }

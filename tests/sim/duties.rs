@@ -388,6 +388,7 @@ impl World {
             self.send(to, asker, Message::Frozen { round, answer: None });
             return;
         }
+        self.redeliver(to, asker, &version, round);
         let now = self.clock(to);
         let state = &mut self.nodes[to].volume.state;
         state.promise = Some(Promise::with(state.promise.as_ref(), &version));

@@ -82,7 +82,8 @@ impl World {
             }
             EngineStep::Follow(source) => {
                 self.erase_proof(node, source.as_ref());
-                let long = if source.is_none() && self.rng.chance(6) { 5_000 } else { 120 };
+                let stuck = if self.story.zombies { 15 } else { 5 };
+                let long = if source.is_none() && self.rng.chance(stuck) { 5_000 } else { 120 };
                 self.begin(node, Job::StartStandby, Work::Follow(source), 10, long)
             }
         }

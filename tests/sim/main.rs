@@ -29,10 +29,13 @@ use world::World;
 /// No run takes longer than this, in real milliseconds of the model.
 const END: u64 = 1_200_000;
 
+#[allow(clippy::disallowed_methods, reason = "the arguments of a test")]
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
 fn number(name: &str) -> Option<u64> {
-    #[allow(clippy::disallowed_methods, reason = "the arguments of a test")]
-    let value = std::env::var(name).ok()?;
-    value.parse().ok()
+    text(name)?.parse().ok()
 }
 
 struct Outcome {
@@ -109,10 +112,10 @@ fn every_mutation_is_caught() {
     use hello_operator::core::election::mutation::{ALL, Mutation, activate};
 
     let seeds = number("MUTATION_SEEDS").unwrap_or(2_000);
-    let only = number("MUTATION");
+    let only = text("MUTATION");
     let mut missed: Vec<Mutation> = Vec::new();
     for (index, mutation) in ALL.iter().enumerate() {
-        if only.is_some_and(|only| only != index as u64) {
+        if only.as_ref().is_some_and(|only| !only.split(',').any(|name| name == format!("{mutation:?}"))) {
             continue;
         }
         activate(Some(*mutation));
@@ -120,7 +123,7 @@ fn every_mutation_is_caught() {
         match caught {
             Some((seed, violation)) => {
                 println!("{index:>2} {mutation:?}: caught by {} after {} seeds", violation.invariant, seed + 1);
-                if only.is_some() {
+                if number("TELL").is_some() {
                     println!("{}", tell(seed));
                 }
             }

@@ -175,7 +175,8 @@ impl World {
     /// Sets synchronous_standby_names and reloads: walsenders and the checkpointer read it later, each in its time.
     pub fn set_sync(&mut self, node: usize, setting: SyncSetting, at_start: bool) {
         let now = self.now;
-        let late = self.rng.range(0, 700);
+        let most = if self.rng.chance(30) { 3_000 } else { 700 };
+        let late = self.rng.range(0, most);
         let dir_end = self.nodes[node].volume.dir.as_ref().map_or(0, |dir| dir.wal.len());
         let Some(pg) = self.nodes[node].pg.as_mut() else { return };
         let had = pg.defined_at.is_some_and(|at| at <= now);
@@ -201,7 +202,9 @@ impl World {
 
     fn returns(&mut self, node: usize, id: u32) {
         let run = self.pg_run(node);
-        self.after(0, 3, Event::Acknowledge { node, run, id });
+        // A backend may get to run late.
+        let most = if self.rng.chance(4) { 2_500 } else { 3 };
+        self.after(0, most, Event::Acknowledge { node, run, id });
     }
 
     fn walsender_reloads(&mut self, conn: usize) {

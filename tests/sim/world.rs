@@ -104,6 +104,10 @@ pub struct Node {
     pub armed: Option<Boot>,
     /// Replication to this machine is slow by up to so much.
     pub lag: Ms,
+    /// Requests to the API server take up to so much longer.
+    pub api_lag: Ms,
+    /// The network may deliver this once more.
+    pub old_freeze: Option<Message>,
     pub wanted: bool,
     /// Its killer and its clock are broken (worlds in which only S2 is asked for).
     pub zombie: bool,
@@ -179,6 +183,8 @@ impl World {
                 pg: None,
                 armed: None,
                 lag: 0,
+                api_lag: 0,
+                old_freeze: None,
                 wanted: index < world.terms.instances.len(),
                 zombie: false,
                 tripped: false,

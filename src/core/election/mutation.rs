@@ -52,6 +52,8 @@ mutations! {
     ConfirmAssumed,
     /// walsender that never reloaded is ignored by the confirmation
     StaleWalsenderIgnored,
+    /// confirmed without a word of the new members
+    MembersUnheard,
     /// no checkpoint waited for when coming from an empty setting
     NoCheckpoint,
     /// no marker commit waited for by the confirmation

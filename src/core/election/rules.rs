@@ -156,6 +156,9 @@ pub fn ready_for_marker(rule: &Rule, evidence: &Evidence<'_>) -> bool {
     if rule.k == 0 {
         return evidence.shown;
     }
+    if active(Mutation::MembersUnheard) {
+        return evidence.shown && evidence.checkpointed;
+    }
     let passed = |sender: &Walsender| sender.written >= evidence.position;
     let flushed = |sender: &&Walsender| rule.members.contains(&sender.member) && sender.flushed >= evidence.position;
     let members: BTreeSet<&str> = evidence.walsenders.iter().filter(flushed).map(|s| s.member.as_str()).collect();
