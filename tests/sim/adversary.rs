@@ -397,12 +397,18 @@ impl World {
     /// The configuration of the sync rules changes, a replica is slow, and the primary goes when the change is done.
     fn change(&mut self) -> Ms {
         let other = self.rng.index(self.nodes.len());
-        self.nodes[other].lag = self.rng.range(500, 5_000);
-        let lasts = self.undo(20_000, Undo::Lag(other));
+        let lasts = self.rng.range(6_000, 25_000);
+        let lasts = if self.rng.chance(50) {
+            self.harm(other, 99, lasts)
+        } else {
+            self.nodes[other].lag = self.rng.range(500, 5_000);
+            self.undo(lasts, Undo::Lag(other))
+        };
         let which = [93, 93, 93, 96][self.rng.index(4)];
-        self.harm(other, which, 0);
-        let soon = self.rng.range(300, 9_000);
-        for _ in 0..self.rng.range(0, 2) {
+        let before = self.rng.range(0, 2_500);
+        self.at(self.now + before, Event::Strike { node: other, what: which, lasts: 0 });
+        let soon = before + self.rng.range(300, 7_000);
+        for _ in 0..self.rng.range(1, 3) {
             let soon = soon + self.rng.range(0, 2_000);
             let what = [0, 12][self.rng.index(2)];
             let node = if self.rng.chance(60) { HOLDER } else { self.rng.index(self.nodes.len()) };
@@ -555,6 +561,10 @@ impl World {
                 _ => {}
             }
         }
+        if self.story.zombies && matches!(way, 3..=6) && self.rng.chance(50) {
+            self.nodes[node].zombie = true;
+            self.nodes[node].unkillable_until = self.now + lasts;
+        }
         match way {
             3 | 4 => {
                 cut(node, API);
@@ -582,6 +592,7 @@ impl World {
         self.nodes[node].agent = None;
         self.nodes[node].armed = None;
         self.nodes[node].zombie = false;
+        self.nodes[node].unkillable_until = 0;
         self.nodes[node].frozen_until = self.nodes[node].frozen_until.min(self.now);
         self.nodes[node].agent_frozen_until = self.nodes[node].agent_frozen_until.min(self.now);
         if !power && container.is_some() {

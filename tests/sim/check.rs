@@ -150,7 +150,7 @@ impl World {
         let now = self.clock(old);
         let valid = self.view(old, |view| {
             let deadline = view.deadline().filter(|_| view.tenure.is_some_and(|tenure| tenure.term == before.term));
-            deadline.is_some_and(|deadline| now < deadline + STOP_BUDGET) || view.tenure.is_some() && view.valid()
+            deadline.is_some_and(|deadline| now < deadline.saturating_add(STOP_BUDGET)) || view.tenure.is_some() && view.valid()
         });
         if valid == Some(true) {
             let name = self.nodes[old].instance.clone();

@@ -382,6 +382,9 @@ impl World {
 
     /// The complete stop: it takes up to its budget, and backends may go on meanwhile.
     pub fn start_kill(&mut self, node: usize) {
+        if self.nodes[node].unkillable_until > self.now {
+            return;
+        }
         let promoted = self.rng.chance(40);
         let most = if self.rng.chance(10) { 1_900 } else { 150 };
         let job = self.nodes[node].agent.as_mut().and_then(|agent| agent.job.take());

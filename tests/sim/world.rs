@@ -111,6 +111,8 @@ pub struct Node {
     pub wanted: bool,
     /// Its killer and its clock are broken (worlds in which only S2 is asked for).
     pub zombie: bool,
+    /// Until then PostgreSQL cannot be killed.
+    pub unkillable_until: Ms,
     /// The killer's deadline passed, and nobody has armed it again: it kills whatever PostgreSQL there is.
     pub tripped: bool,
     pub write_pending: bool,
@@ -187,6 +189,7 @@ impl World {
                 old_freeze: None,
                 wanted: index < world.terms.instances.len(),
                 zombie: false,
+                unkillable_until: 0,
                 tripped: false,
                 write_pending: false,
             };
