@@ -303,7 +303,7 @@ impl World {
         };
         let list: &[u64] = match moment {
             Moment::Renewed => &[0, 27, 46, 46, 47, 45, 19],
-            Moment::Held => &[0, 48, 49, 43, 12, 27, 46, 68],
+            Moment::Held => &[0, 48, 49, 43, 12, 27, 46, 68, 101],
             Moment::Campaign => &[0, 0, 12, 68, 43, 27, 35, 100, 100, 100, 100],
             Moment::Rules => &[0, 0, 12, 12, 46, 27, 43, 75],
             _ => &[0, 0, 12, 19, 27, 43, 75],
@@ -386,7 +386,7 @@ impl World {
         }
         for _ in 0..self.rng.range(1, 5) {
             let other = self.rng.index(self.nodes.len());
-            let what = [0, 0, 99, 99, 99, 99, 27, 75, 43, 19, 98][self.rng.index(11)];
+            let what = [0, 0, 0, 99, 99, 99, 27, 27, 75, 43, 19, 98, 101, 101, 101, 101][self.rng.index(16)];
             let soon = self.rng.range(0, 30_000);
             let lasts = self.rng.range(300, 40_000);
             self.at(self.now + soon, Event::Strike { node: other, what, lasts });
@@ -407,7 +407,15 @@ impl World {
         let which = [93, 93, 93, 96][self.rng.index(4)];
         let before = self.rng.range(0, 2_500);
         self.at(self.now + before, Event::Strike { node: other, what: which, lasts: 0 });
-        let soon = before + self.rng.range(300, 7_000);
+        let soon = before + self.rng.range(300, 4_500);
+        if self.rng.chance(55) {
+            // All but that one.
+            for node in (0..self.nodes.len()).filter(|node| *node != other) {
+                let soon = soon + self.rng.range(0, 300);
+                self.at(self.now + soon, Event::Strike { node, what: 12, lasts: 27_000 });
+            }
+            return lasts + 40_000;
+        }
         for _ in 0..self.rng.range(1, 3) {
             let soon = soon + self.rng.range(0, 2_000);
             let what = [0, 12][self.rng.index(2)];
@@ -499,6 +507,10 @@ impl World {
                 self.api.terms = self.terms.clone();
                 0
             }
+            101 => {
+                self.nodes[node].deaf_until = self.now + lasts;
+                lasts
+            }
             100 => {
                 self.nodes[node].api_lag = self.rng.range(100, 4_000);
                 self.undo(lasts, Undo::ApiLag(node))
@@ -523,7 +535,7 @@ impl World {
         let list: &[u64] = match self.story.focus {
             _ if self.rng.chance(25) => return self.rng.below(100),
             Focus::Anything => return self.rng.below(100),
-            Focus::Lease => &[0, 19, 27, 35, 45, 45, 46, 46, 47, 47, 63, 63, 68, 82, 98, 98],
+            Focus::Lease => &[101, 101, 0, 19, 27, 35, 45, 45, 46, 46, 47, 47, 63, 63, 68, 82, 98, 98],
             Focus::Rules => &[0, 0, 12, 19, 43, 48, 75, 75, 80, 82, 88, 93, 93, 93, 96, 98],
             Focus::Elections => &[0, 12, 19, 27, 27, 43, 43, 48, 48, 49, 49, 68, 68, 75, 82, 88],
             Focus::Birth => &[0, 0, 0, 12, 19, 45, 46, 63, 68, 68, 82],

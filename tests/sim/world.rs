@@ -111,6 +111,8 @@ pub struct Node {
     pub wanted: bool,
     /// Its killer and its clock are broken (worlds in which only S2 is asked for).
     pub zombie: bool,
+    /// Until then what the holder asks it for is lost, while its PostgreSQL streams.
+    pub deaf_until: Ms,
     /// Until then PostgreSQL cannot be killed.
     pub unkillable_until: Ms,
     /// The killer's deadline passed, and nobody has armed it again: it kills whatever PostgreSQL there is.
@@ -189,6 +191,7 @@ impl World {
                 old_freeze: None,
                 wanted: index < world.terms.instances.len(),
                 zombie: false,
+                deaf_until: 0,
                 unkillable_until: 0,
                 tripped: false,
                 write_pending: false,
@@ -276,7 +279,8 @@ impl World {
             self.after(0, 2, Event::Peer { to, message });
             return;
         }
-        if !self.reaches(from, to) || self.rng.chance(self.net.loss) {
+        let deaf = self.nodes[to].deaf_until > self.now && matches!(message, Message::Hold { .. });
+        if deaf || !self.reaches(from, to) || self.rng.chance(self.net.loss) {
             return;
         }
         if self.rng.chance(self.net.twice) {
