@@ -301,15 +301,42 @@ impl World {
             Moment::Rules if self.rng.chance(40) => self.rng.index(self.nodes.len()),
             _ => holder,
         };
+        if moment == Moment::Campaign && self.rng.chance(35) {
+            // Its way to the API server is slow, and those that answer it restart meanwhile.
+            let lasts = self.rng.range(3_000, 9_000);
+            self.nodes[node].api_lag = self.rng.range(1_500, 6_000);
+            self.undo(lasts, Undo::ApiLag(node));
+            for other in (0..self.nodes.len()).filter(|other| *other != node && *other != holder) {
+                if self.rng.chance(60) {
+                    let soon = self.rng.range(20, 500);
+                    self.at(self.now + soon, Event::Strike { node: other, what: 0, lasts: 150 });
+                }
+            }
+            self.story.calm_from = self.story.calm_from.map(|calm| calm.max(self.now + 10_000));
+            return;
+        }
         let list: &[u64] = match moment {
             Moment::Renewed => &[0, 27, 46, 46, 47, 45, 19],
             Moment::Held => &[0, 48, 49, 43, 12, 27, 46, 68, 101],
             Moment::Campaign => &[0, 0, 12, 68, 43, 27, 35, 100, 100, 100, 100],
-            Moment::Rules => &[0, 0, 12, 12, 46, 27, 43, 75],
+            Moment::Rules => &[0, 0, 12, 12, 46, 46, 27, 43, 75],
             _ => &[0, 0, 12, 19, 27, 43, 75],
         };
         let what = list[self.rng.index(list.len())];
-        let lasts = self.rng.range(300, 35_000);
+        let lasts = if moment == Moment::Renewed && what == 27 { self.rng.range(6_000, 14_500) } else { self.rng.range(300, 35_000) };
+        if matches!(what, 27 | 46) && self.rng.chance(50) {
+            // Before the answer is under way.
+            if moment == Moment::Rules {
+                for other in (0..self.nodes.len()).filter(|other| *other != victim) {
+                    if self.rng.chance(40) {
+                        let what = [99, 101][self.rng.index(2)];
+                        self.strike(other, what, lasts + 20_000);
+                    }
+                }
+            }
+            self.strike(victim, what, lasts);
+            return;
+        }
         let soon = if self.rng.chance(40) { self.rng.range(0, 30) } else { self.rng.range(0, 1_800) };
         self.at(self.now + soon, Event::Strike { node: victim, what, lasts });
         // And somebody else as well, often.
@@ -357,11 +384,19 @@ impl World {
         self.nodes[slow].lag = lag;
         let lasts = self.undo(25_000, Undo::Lag(slow));
         self.note(|w| format!("----   cascade: {} is slow by {lag}", w.nodes[slow].instance));
+        if self.rng.chance(40) {
+            let second = (slow + 1) % count;
+            self.nodes[second].lag = self.rng.range(800, 7_000);
+            self.undo(25_000, Undo::Lag(second));
+        }
+        if self.rng.chance(30) {
+            self.harm(slow, 99, 18_000);
+        }
         let mut at = self.now + self.rng.range(200, 4_000);
-        if self.rng.chance(50) {
+        if self.rng.chance(60) {
             // A replica restarts, and reports less than it has for a while.
             let other = (holder + 1 + self.rng.index(count.max(2) - 1)) % count;
-            let back = at + self.rng.range(0, 2_500);
+            let back = at + if self.rng.chance(50) { self.rng.range(0, 3_500) } else { self.rng.range(12_500, 18_000) };
             self.at(back, Event::Strike { node: other, what: 0, lasts: 200 });
         }
         let kill = if self.story.zombies && self.rng.chance(50) { 27 } else { [0, 0, 12, 12, 49, 27, 35][self.rng.index(7)] };
@@ -409,12 +444,14 @@ impl World {
         self.at(self.now + before, Event::Strike { node: other, what: which, lasts: 0 });
         let soon = before + self.rng.range(300, 4_500);
         if self.rng.chance(55) {
-            // All but that one.
+            // All but that one; the holder stays away longest.
+            let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
             for node in (0..self.nodes.len()).filter(|node| *node != other) {
                 let soon = soon + self.rng.range(0, 300);
-                self.at(self.now + soon, Event::Strike { node, what: 12, lasts: 27_000 });
+                let lasts = if Some(node) == holder { 70_000 } else { 27_000 };
+                self.at(self.now + soon, Event::Strike { node, what: 12, lasts });
             }
-            return lasts + 40_000;
+            return lasts + 75_000;
         }
         for _ in 0..self.rng.range(1, 3) {
             let soon = soon + self.rng.range(0, 2_000);

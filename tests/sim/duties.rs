@@ -302,6 +302,7 @@ impl World {
         let possible: Vec<&Register> = std::iter::once(&seen.register).chain(unknown).collect();
         let until = hold::extended_for(possible, &agent.grants);
         if let Some(tenure) = &mut agent.tenure {
+            let until = if active(Mutation::HoldAfterRules) { tenure.held_until.max(until) } else { until };
             tenure.held_until = until;
         }
     }

@@ -35,6 +35,7 @@ pub fn judge(register: &Register, x: &str, me: &str, answers: &[Answer], max_lag
     let wish = register.release.as_ref().and_then(|release| release.wish.as_deref());
     able.sort_by(|a, b| preference(a, wish).cmp(&preference(b, wish)));
     match able.iter().position(|answer| answer.member == me) {
+        Some(_) if active(Mutation::AheadCounted) => Verdict::Take,
         Some(0) => Verdict::Take,
         Some(rank) => Verdict::StandBack(u32::try_from(rank).unwrap_or(u32::MAX)),
         None if !able.is_empty() => Verdict::StandBack(u32::try_from(able.len()).unwrap_or(u32::MAX)),
