@@ -122,10 +122,10 @@ impl World {
         let Some(dir) = &volume.dir else { return };
         let missing = self.missing(dir);
         let whole = self.nodes.iter().any(|other| {
-            other.volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof))
+            before.whole(&other.volume.state.member, other.volume.state.proof.as_deref())
                 && other.volume.dir.as_ref().is_some_and(|theirs| theirs.common(dir) == theirs.wal.len())
         });
-        let proven = whole || before.member.as_deref() == Some(volume.state.member.as_str()) || volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
+        let proven = whole || before.member.as_deref() == Some(volume.state.member.as_str());
         let released = before.release.as_ref().is_some_and(|release| release.lsn.is_some());
         let outside = !before.rules.is_empty() && before.asynchronous() && !proven && !released
             && before.rules.iter().any(|rule| !rule.members.contains(&volume.state.member));
