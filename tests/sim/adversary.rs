@@ -155,7 +155,10 @@ impl World {
                 self.note(|_| "----   faults begin".into());
                 self.after(0, 2_000, Event::Fault);
             } else if self.now > 90_000 {
-                self.violate("S3", format!("a new cluster does not become whole: {}", unsettled.clone().unwrap_or_default()));
+                self.violate(
+                    "S3",
+                    format!("a new cluster does not become whole: {}", unsettled.clone().unwrap_or_default()),
+                );
             }
         } else if !chaos && self.story.calm_from.is_none() && self.check.last_acknowledged + 4_500 < self.now {
             self.violate("S5", "writes are refused although enough members hold".into());
@@ -276,17 +279,17 @@ impl World {
 
     /// Something is happening: the adversary may strike into it.
     pub fn react(&mut self, moment: Moment, node: usize) {
-        let open = self.story.kind == Kind::Chaos && self.story.began && self.story.calm_from.is_none_or(|calm| self.now < calm);
+        let open = self.story.kind == Kind::Chaos
+            && self.story.began
+            && self.story.calm_from.is_none_or(|calm| self.now < calm);
         if !open || self.story.strikes == 0 {
             return;
         }
         let percent = match (moment, self.story.focus) {
             (Moment::Renewed, Focus::Lease | Focus::Birth) => 4,
             (Moment::Renewed, _) => 1,
-            (Moment::Held, _) => 12,
             (Moment::Campaign, Focus::Elections) => 30,
-            (Moment::Taken | Moment::Opened, Focus::Elections) => 40,
-            (Moment::Rules, Focus::Rules) => 40,
+            (Moment::Taken | Moment::Opened, Focus::Elections) | (Moment::Rules, Focus::Rules) => 40,
             (Moment::Rewound, _) => 60,
             _ => 12,
         };
@@ -323,7 +326,11 @@ impl World {
             _ => &[0, 0, 12, 19, 27, 43, 75],
         };
         let what = list[self.rng.index(list.len())];
-        let lasts = if moment == Moment::Renewed && what == 27 { self.rng.range(6_000, 14_500) } else { self.rng.range(300, 35_000) };
+        let lasts = if moment == Moment::Renewed && what == 27 {
+            self.rng.range(6_000, 14_500)
+        } else {
+            self.rng.range(300, 35_000)
+        };
         if matches!(what, 27 | 46) && self.rng.chance(50) {
             // Before the answer is under way.
             if moment == Moment::Rules {
@@ -399,7 +406,8 @@ impl World {
             let back = at + if self.rng.chance(50) { self.rng.range(0, 3_500) } else { self.rng.range(12_500, 18_000) };
             self.at(back, Event::Strike { node: other, what: 0, lasts: 200 });
         }
-        let kill = if self.story.zombies && self.rng.chance(50) { 27 } else { [0, 0, 12, 12, 49, 27, 35][self.rng.index(7)] };
+        let kill =
+            if self.story.zombies && self.rng.chance(50) { 27 } else { [0, 0, 12, 12, 49, 27, 35][self.rng.index(7)] };
         self.at(at, Event::Strike { node: holder, what: kill, lasts: 30_000 });
         for _ in 0..self.rng.range(0, 2) {
             at += self.rng.range(900, 22_000);

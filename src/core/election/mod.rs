@@ -28,4 +28,6 @@ pub use view::{
 pub use vote::{Answer, NoAnswer, Promise, Read};
 
 #[cfg(test)]
+mod holes;
+#[cfg(test)]
 mod tests;

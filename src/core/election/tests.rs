@@ -11,22 +11,22 @@ use crate::api::agent::{LeaseBounds, Lsn};
 use crate::api::spec::Durability;
 
 #[derive(Debug)]
-struct World {
-    now: Boot,
-    me: Identity,
-    lease: Option<Seen>,
-    tenure: Option<Tenure>,
-    terms: Option<Terms>,
-    data: Data,
-    engine: EngineState,
-    joined: Vec<Joined>,
-    confirmed: Option<Rule>,
-    promise: Option<Promise>,
-    bound_until: Option<Boot>,
-    ballot: Option<Ballot>,
-    fork: Option<History>,
-    terminated: Option<String>,
-    stopping: bool,
+pub(super) struct World {
+    pub(super) now: Boot,
+    pub(super) me: Identity,
+    pub(super) lease: Option<Seen>,
+    pub(super) tenure: Option<Tenure>,
+    pub(super) terms: Option<Terms>,
+    pub(super) data: Data,
+    pub(super) engine: EngineState,
+    pub(super) joined: Vec<Joined>,
+    pub(super) confirmed: Option<Rule>,
+    pub(super) promise: Option<Promise>,
+    pub(super) bound_until: Option<Boot>,
+    pub(super) ballot: Option<Ballot>,
+    pub(super) fork: Option<History>,
+    pub(super) terminated: Option<String>,
+    pub(super) stopping: bool,
 }
 
 impl World {
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> View<'_> {
         View {
             now: self.now,
             me: &self.me,
@@ -114,7 +114,7 @@ fn tenure_of(term: i64, renewed: Boot) -> Tenure {
     Tenure { term, renewed, attempted: renewed, held_until: None, served: false, ending: None }
 }
 
-fn seconds(n: u64) -> Boot {
+pub(super) fn seconds(n: u64) -> Boot {
     Duration::from_secs(n)
 }
 
@@ -122,7 +122,7 @@ fn seen(register: Register) -> Seen {
     Seen { register, version: "1".into(), since: seconds(100) }
 }
 
-fn member(proof: Option<&str>) -> Data {
+pub(super) fn member(proof: Option<&str>) -> Data {
     Data::Present(Member {
         id: "db-1-n0".into(),
         system_id: "sys".into(),
@@ -137,7 +137,7 @@ fn member(proof: Option<&str>) -> Data {
     })
 }
 
-fn running() -> World {
+pub(super) fn running() -> World {
     let mut world = World::new("db-1");
     world.take();
     world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into() };
