@@ -552,6 +552,11 @@ impl World {
                 self.api.terms = self.terms.clone();
                 0
             }
+            102 => {
+                // It recycles WAL that a replica may still need.
+                self.nodes[node].kept_from = self.nodes[node].volume.dir.as_ref().map_or(0, |dir| dir.wal.len());
+                0
+            }
             101 => {
                 self.nodes[node].deaf_until = self.now + lasts;
                 lasts
@@ -581,8 +586,8 @@ impl World {
             _ if self.rng.chance(25) => return self.rng.below(100),
             Focus::Anything => return self.rng.below(100),
             Focus::Lease => &[101, 101, 0, 19, 27, 35, 45, 45, 46, 46, 47, 47, 63, 63, 68, 82, 98, 98],
-            Focus::Rules => &[0, 0, 12, 19, 43, 48, 75, 75, 80, 82, 88, 93, 93, 93, 96, 98],
-            Focus::Elections => &[0, 12, 19, 27, 27, 43, 43, 48, 48, 49, 49, 68, 68, 75, 82, 88],
+            Focus::Rules => &[102, 102, 0, 0, 12, 19, 43, 48, 75, 75, 80, 82, 88, 93, 93, 93, 96, 98],
+            Focus::Elections => &[102, 0, 12, 19, 27, 27, 43, 43, 48, 48, 49, 49, 68, 68, 75, 82, 88],
             Focus::Birth => &[0, 0, 0, 12, 19, 45, 46, 63, 68, 68, 82],
         };
         list[self.rng.index(list.len())]

@@ -124,6 +124,7 @@ impl World {
             terminated: agent.terminated.as_deref(),
             container_id: agent.container_id.as_deref(),
             confirmed: agent.confirmed.as_ref(),
+            cannot_follow: machine.cannot_follow,
             stopping: agent.stopping,
         }))
     }

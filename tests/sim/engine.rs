@@ -320,6 +320,8 @@ impl World {
         volume.state.member = member;
         volume.state.proof = proof;
         volume.state.hopeless = false;
+        self.nodes[node].cannot_follow = false;
+        self.nodes[node].kept_from = 0;
         self.note(|w| format!("cloned {} as {}", w.nodes[node].instance, w.nodes[node].volume.state.member));
         self.check_discard(node, old.as_ref(), common);
     }

@@ -436,6 +436,10 @@ impl World {
         let Some(ppg) = self.nodes[primary].pg.as_ref().filter(|pg| pg.writable && !pg.killing && !pg.stopping) else {
             return;
         };
+        if mine.wal.len() < self.nodes[primary].kept_from {
+            self.nodes[node].cannot_follow = true;
+            return;
+        }
         let prefix = theirs.common(mine);
         let diverged = prefix < mine.wal.len();
         // Beyond the fork it is refused, but not within the same segment.

@@ -177,6 +177,10 @@ pub struct Node {
     pub wanted: bool,
     /// Its killer and its clock are broken (worlds in which only S2 is asked for).
     pub zombie: bool,
+    /// Its source has no longer the WAL that it needs.
+    pub cannot_follow: bool,
+    /// WAL before this is gone here.
+    pub kept_from: usize,
     /// Until then what the holder asks it for is lost, while its PostgreSQL streams.
     pub deaf_until: Ms,
     /// Until then PostgreSQL cannot be killed.
@@ -257,6 +261,8 @@ impl World {
                 old_freeze: None,
                 wanted: index < world.terms.instances.len(),
                 zombie: false,
+                cannot_follow: false,
+                kept_from: 0,
                 deaf_until: 0,
                 unkillable_until: 0,
                 tripped: false,

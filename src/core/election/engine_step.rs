@@ -158,6 +158,9 @@ fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {
                 return if present.is_some() { EngineStep::Follow(None) } else { EngineStep::Keep };
             }
             match source {
+                Some(source) if present.as_ref() == Some(&source) && view.cannot_follow => {
+                    EngineStep::Stop("the WAL that this replica needs is gone: it is cloned anew")
+                }
                 Some(source) if present.as_ref() == Some(&source) => EngineStep::Keep,
                 Some(_) if *replaying => EngineStep::Keep,
                 // What is on its way from the former holder may still be flushed: the receiver goes first, and the end is
@@ -189,7 +192,7 @@ fn stopped(view: &View<'_>, register: &Register, member: &Member, source: Option
 /// Before a receiver starts, the end of this WAL is compared with the holder's history: a standby beyond the fork would
 /// acknowledge positions of the wrong history.
 fn attach(view: &View<'_>, member: &Member, source: Source, follow: impl FnOnce(Source) -> EngineStep) -> EngineStep {
-    if member.hopeless {
+    if member.hopeless || view.cannot_follow && member.proof.is_none() {
         return EngineStep::Clone { source, member: None };
     }
     let Some(history) = view.fork.filter(|history| told(view, history, &source)) else { return EngineStep::Keep };

@@ -182,3 +182,13 @@ fn a_marker_returns_on_the_holders_timeline_with_what_it_reported_since() {
     assert!(!vote::marker_returns(&register, true, 1, Lsn(60)));
     assert!(!vote::marker_returns(&register, true, 2, Lsn(49)));
 }
+
+#[test]
+fn a_replica_whose_wal_is_gone_keeps_its_copy_until_the_new_one_is_there() {
+    let mut world = follower();
+    world.cannot_follow = true;
+    world.engine = EngineState::Standby { source: Some(source(1)), replaying: false };
+    assert!(matches!(engine_step(&world.view()), EngineStep::Stop(_)));
+    world.engine = EngineState::Stopped;
+    assert_eq!(engine_step(&world.view()), EngineStep::Clone { source: source(1), member: None });
+}

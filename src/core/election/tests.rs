@@ -26,6 +26,7 @@ pub(super) struct World {
     pub(super) ballot: Option<Ballot>,
     pub(super) fork: Option<History>,
     pub(super) terminated: Option<String>,
+    pub(super) cannot_follow: bool,
     pub(super) stopping: bool,
 }
 
@@ -60,6 +61,7 @@ impl World {
             ballot: None,
             fork: None,
             terminated: None,
+            cannot_follow: false,
             stopping: false,
         }
     }
@@ -81,6 +83,7 @@ impl World {
             fork: self.fork.as_ref(),
             terminated: self.terminated.as_deref(),
             container_id: None,
+            cannot_follow: self.cannot_follow,
             stopping: self.stopping,
         }
     }
@@ -382,6 +385,7 @@ prop_compose! {
         known: bool,
         data in any_data(),
         engine in any_engine(),
+        cannot_follow: bool,
         stopping: bool,
         promised: bool,
         answers in proptest::collection::vec(any_answer(), 0..3),
@@ -393,6 +397,7 @@ prop_compose! {
         world.terms = world.terms.filter(|_| known);
         world.data = data;
         world.engine = engine;
+        world.cannot_follow = cannot_follow;
         world.stopping = stopping;
         world.promise = promised.then(|| Promise::with(None, "1"));
         world.ballot = Some(Ballot { version: "1".into(), at: now, answers });

@@ -50,6 +50,8 @@ pub struct View<'a> {
     pub container_id: Option<&'a str>,
     /// The rule that is proven to be in force (the holder only).
     pub confirmed: Option<&'a Rule>,
+    /// Whether the WAL that this replica needs is gone at its source, so that only a fresh clone helps.
+    pub cannot_follow: bool,
     /// Whether this agent was asked to end.
     pub stopping: bool,
 }
