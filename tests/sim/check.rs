@@ -49,7 +49,10 @@ impl World {
 
     pub fn check_acknowledged(&mut self, node: usize, term: i64, id: u32) {
         self.check.acknowledgements += 1;
-        let quorum = self.api.register.rules.iter().all(|rule| rule.k > 0);
+        // By the rules of its own term, if another has begun meanwhile.
+        let own = self.nodes[node].agent.as_ref().and_then(|agent| agent.lease.as_ref()).map(|seen| &seen.register);
+        let register = own.filter(|_| self.api.register.term > term).unwrap_or(&self.api.register);
+        let quorum = register.rules.iter().all(|rule| rule.k > 0);
         // Stricter than it must be: not even once another has taken the Lease, whether it serves already or not.
         let higher = self.check.highest_term.max(self.api.register.term);
         if term < higher && !self.woke(node) && !self.nodes[node].zombie {
