@@ -285,6 +285,11 @@ impl World {
         if !open || self.story.strikes == 0 {
             return;
         }
+        if self.strike_together(moment, node) {
+            self.story.strikes -= 1;
+            self.story.calm_from = self.story.calm_from.map(|calm| calm.max(self.now + 80_000));
+            return;
+        }
         let percent = match (moment, self.story.focus) {
             (Moment::Renewed, Focus::Lease | Focus::Birth) => 4,
             (Moment::Renewed, _) => 1,
@@ -356,6 +361,46 @@ impl World {
         }
         let until = self.now + 2_600;
         self.story.calm_from = self.story.calm_from.map(|calm| calm.max(until));
+    }
+
+    /// Several things at one moment.
+    fn strike_together(&mut self, moment: Moment, node: usize) -> bool {
+        let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(node);
+        let others: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != holder).collect();
+        match moment {
+            // The change of the rules is done: what is acknowledged from here on must be on the new members.
+            Moment::Rules if self.api.register.rules.len() == 1 && self.rng.chance(25) => {
+                let away: Vec<usize> =
+                    if others.len() > 2 && self.rng.chance(60) { others[..others.len() / 2].to_vec() } else { others.clone() };
+                for other in &away {
+                    self.strike(*other, 99, 20_000);
+                }
+                let soon = self.rng.range(100, 2_600);
+                self.at(self.now + soon, Event::Strike { node: holder, what: 12, lasts: 70_000 });
+                if let Some(last) = others.last().filter(|last| !away.contains(last)) {
+                    self.at(self.now + soon, Event::Strike { node: *last, what: 12, lasts: 70_000 });
+                }
+                true
+            }
+            // Who answered the freeze restarts, and the candidate's way to the API server is slow.
+            Moment::Campaign if self.story.zombies && self.rng.chance(35) => {
+                self.nodes[node].api_lag = self.rng.range(2_000, 6_000);
+                self.undo(9_000, Undo::ApiLag(node));
+                for other in others.into_iter().filter(|other| *other != node) {
+                    let soon = self.rng.range(20, 400);
+                    self.at(self.now + soon, Event::Strike { node: other, what: 0, lasts: 150 });
+                }
+                true
+            }
+            // Who holds restarts, and hears no more of the holder.
+            Moment::Held if self.story.focus == Focus::Lease && self.rng.chance(8) => {
+                self.strike(node, 101, 9_000);
+                let soon = self.rng.range(0, 6_000);
+                self.at(self.now + soon, Event::Strike { node, what: 0, lasts: 150 });
+                true
+            }
+            _ => false,
+        }
     }
 
     /// A member freezes: an older request to it, and an older watch event, may come just now.

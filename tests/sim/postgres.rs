@@ -312,6 +312,11 @@ impl World {
 
     pub fn on_wal(&mut self, conn: usize, records: Vec<Rec>) {
         self.conns[conn].in_flight = false;
+        if !records.is_empty() && !self.reaches(self.conns[conn].primary, self.conns[conn].standby) {
+            // Lost under way: the connection will break.
+            self.conns[conn].sending = false;
+            return;
+        }
         if self.receives(conn) && !records.is_empty() {
             let standby = self.conns[conn].standby;
             if let Some(pg) = self.nodes[standby].pg.as_mut() {
