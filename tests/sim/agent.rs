@@ -45,7 +45,7 @@ pub struct Agent {
     pub generation: u64,
     pub asked_hold: Boot,
     pub freezes: Vec<(usize, String, u64)>,
-    pub proof_of: super::duties::Confirmation,
+    pub proof_of: super::confirm::Confirmation,
     /// A Lease read after the marker went (None: it did not go in this start).
     pub marker_gone: Option<Boot>,
     pub lease_read_sent: Boot,
@@ -186,7 +186,7 @@ impl World {
             generation: 0,
             asked_hold: Boot::ZERO,
             freezes: Vec::new(),
-            proof_of: super::duties::Confirmation::default(),
+            proof_of: super::confirm::Confirmation::default(),
             marker_gone: Some(now),
             lease_read_sent: Boot::ZERO,
             promise_made: now,
@@ -240,9 +240,17 @@ impl World {
         }
     }
 
+    fn deadline(&self, node: usize) -> Option<Boot> {
+        #[allow(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method is of one lifetime, the closure of all"
+        )]
+        self.view(node, |view| view.deadline()).flatten()
+    }
+
     /// Tells the killer until when PostgreSQL may live.
     fn arm(&mut self, node: usize) {
-        let deadline = self.view(node, |view| view.deadline()).flatten();
+        let deadline = self.deadline(node);
         let armed = self.nodes[node].armed;
         if let Some(deadline) = deadline
             && deadline > self.clock(node)

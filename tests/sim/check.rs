@@ -65,13 +65,12 @@ impl World {
             self.check.acknowledged.push(id);
             // A later primary is there already: it must have it.
             let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
-            if let Some(holder) = holder.filter(|h| *h != node && self.api.register.term > term) {
-                if !self.has(holder, id) {
-                    self.violate(
-                        "S2",
-                        format!("{id} was acknowledged in term {term}, and the primary of a later one has not got it"),
-                    );
-                }
+            let later = holder.filter(|holder| *holder != node && self.api.register.term > term);
+            if later.is_some_and(|later| !self.has(later, id)) {
+                self.violate(
+                    "S2",
+                    format!("{id} was acknowledged in term {term}, and the primary of a later one has not got it"),
+                );
             }
         }
     }
@@ -116,7 +115,7 @@ impl World {
         if after.term > before.term {
             self.check_taken(before);
         }
-        if self.story.calm_since(self.now) && self.story.quiet() && after.term > before.term && before.term > 0 {
+        if self.story.was_whole() && self.story.quiet() && after.term > before.term && before.term > 0 {
             self.violate("S5", format!("a healthy primary was deposed: term {} after {}", after.term, before.term));
         }
     }
@@ -183,7 +182,7 @@ impl World {
     }
 
     pub fn check_kill(&mut self, node: usize) {
-        if self.story.calm_since(self.now) && self.story.quiet() {
+        if self.story.was_whole() && self.story.quiet() {
             let name = self.nodes[node].instance.clone();
             self.violate("S5", format!("the healthy primary {name} stopped itself"));
         }

@@ -274,7 +274,7 @@ impl World {
         let joined = self.joined(node);
         let Some(agent) = self.nodes[node].agent.as_mut() else { return };
         agent.confirmed = None;
-        agent.proof_of = super::duties::Confirmation::default();
+        agent.proof_of = super::confirm::Confirmation::default();
         let term = agent.tenure.as_ref().map_or(0, |tenure| tenure.term);
         if let Some(tenure) = &mut agent.tenure {
             tenure.served = true;

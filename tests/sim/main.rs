@@ -17,10 +17,12 @@ mod adversary;
 mod agent;
 mod api;
 mod check;
+mod confirm;
 mod duties;
 mod engine;
 mod postgres;
 mod rng;
+mod strikes;
 mod world;
 
 use check::Violation;
@@ -120,17 +122,14 @@ fn every_mutation_is_caught() {
         }
         activate(Some(*mutation));
         let caught = (0..seeds).find_map(|seed| run(seed, false).violation.map(|violation| (seed, violation)));
-        match caught {
-            Some((seed, violation)) => {
-                println!("{index:>2} {mutation:?}: caught by {} after {} seeds", violation.invariant, seed + 1);
-                if number("TELL").is_some() {
-                    println!("{}", tell(seed));
-                }
+        if let Some((seed, violation)) = caught {
+            println!("{index:>2} {mutation:?}: caught by {} after {} seeds", violation.invariant, seed + 1);
+            if number("TELL").is_some() {
+                println!("{}", tell(seed));
             }
-            None => {
-                println!("{index:>2} {mutation:?}: NOT CAUGHT ({})", mutation.text());
-                missed.push(*mutation);
-            }
+        } else {
+            println!("{index:>2} {mutation:?}: NOT CAUGHT ({})", mutation.text());
+            missed.push(*mutation);
         }
         activate(None);
     }
