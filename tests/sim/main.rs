@@ -44,6 +44,7 @@ struct Outcome {
     violation: Option<Violation>,
     trace: Vec<String>,
     settled: bool,
+    unsettled: Option<String>,
     events: u64,
     acknowledgements: u64,
     elections: u64,
@@ -55,6 +56,7 @@ fn run(seed: u64, trace: bool) -> Outcome {
     Outcome {
         violation: world.check.violation.clone(),
         settled: world.story.settled.is_some(),
+        unsettled: world.unsettled(),
         events: world.events,
         acknowledgements: world.check.acknowledgements,
         elections: world.check.elections,
@@ -90,6 +92,9 @@ fn nothing_acknowledged_is_lost_whatever_happens() {
         acknowledgements += outcome.acknowledgements;
         elections += outcome.elections;
         unsettled += u64::from(!outcome.settled);
+        if !outcome.settled && outcome.violation.is_none() && number("TELL").is_some() {
+            println!("seed {seed}: {}", outcome.unsettled.unwrap_or_default());
+        }
         if let Some(violation) = outcome.violation {
             println!("seed {seed}: {} {}", violation.invariant, violation.text);
             failed.push((seed, violation));
