@@ -67,6 +67,8 @@ pub struct Story {
     open: Vec<(u64, Undo)>,
     disks: u64,
     pub strikes: u64,
+    /// A cut that ends when another was elected: its id, and the former primary.
+    pub fork: Option<(u64, usize)>,
     dead: Option<usize>,
 }
 
@@ -128,9 +130,14 @@ impl Story {
             open: Vec::new(),
             disks: u64::from(rng.chance(25)),
             strikes: rng.below(7),
+            fork: None,
             dead: None,
         };
         (story, terms)
+    }
+
+    pub fn last_undo(&self) -> Option<u64> {
+        self.open.last().map(|(id, _)| *id)
     }
 
     pub fn quiet(&self) -> bool {

@@ -9,7 +9,7 @@ use hello_operator::core::election::{
 };
 
 use super::api::Request;
-use super::world::{Event, Message, World};
+use super::world::{Event, Message, Ms, World};
 
 /// What one start of an agent keeps in memory.
 pub struct Agent {
@@ -52,6 +52,7 @@ pub struct Agent {
     pub promise_made: Boot,
     pub routed: Boot,
     pub believes_stopped: bool,
+    pub nudged: Ms,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -192,6 +193,7 @@ impl World {
             promise_made: now,
             routed: Boot::ZERO,
             believes_stopped: false,
+            nudged: 0,
         });
         self.note(|w| format!("START  {} {container} {:?}", w.nodes[node].instance, w.nodes[node].volume.state));
         self.observe(node);

@@ -5,7 +5,7 @@ use hello_operator::core::election::mutation::{Mutation, active};
 use hello_operator::core::election::{Evidence, Rule, SyncSetting, Walsender, rules};
 
 use super::postgres::MARKERS;
-use super::world::{Ms, World};
+use super::world::{Event, Ms, World};
 
 /// The proof that a rule is in force, as far as it has got.
 #[derive(Default)]
@@ -74,6 +74,14 @@ impl World {
     fn prove(&mut self, node: usize, rule: &Rule) {
         let now = self.now;
         let Some(agent) = self.nodes[node].agent.as_ref() else { return };
+        if agent.confirmed.is_none() && agent.nudged <= now && now < agent.proof_of.shown_at + 2_000 {
+            let (start, soon) = (agent.start, self.rng.range(25, 90));
+            if let Some(agent) = self.nodes[node].agent.as_mut() {
+                agent.nudged = now + soon;
+            }
+            self.at(now + soon, Event::Nudge { node, start });
+        }
+        let Some(agent) = self.nodes[node].agent.as_ref() else { return };
         if agent.confirmed.is_some() || now < agent.proof_of.shown_at {
             return;
         }
@@ -97,7 +105,10 @@ impl World {
             .collect();
         let Some(agent) = self.nodes[node].agent.as_ref() else { return };
         let checkpointed = agent.proof_of.checkpointed_at.is_some_and(|at| at <= now);
-        if checkpointed && let Some(pg) = self.nodes[node].pg.as_mut() {
+        if checkpointed
+            && !active(Mutation::NoCheckpoint)
+            && let Some(pg) = self.nodes[node].pg.as_mut()
+        {
             pg.defined_at = pg.defined_at.map(|at| at.min(now));
         }
         let Some(agent) = self.nodes[node].agent.as_ref() else { return };

@@ -1,7 +1,7 @@
 //! Faults at the worst moment, and several that belong together.
 
 use super::adversary::{Focus, HOLDER, Kind, Moment, Undo};
-use super::world::{Event, Message, Ms, World};
+use super::world::{API, Event, Message, Ms, World};
 
 impl World {
     /// Something is happening: the adversary may strike into it.
@@ -95,6 +95,19 @@ impl World {
         let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(node);
         let others: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != holder).collect();
         match moment {
+            // Another was elected while the former primary is alone with one replica that nobody heard: it goes before it
+            // can confirm, and then they all meet.
+            Moment::Opened if self.story.fork.is_some() && node == holder && self.api.register.term > 1 => {
+                let Some((id, former)) = self.story.fork.take() else { return false };
+                if former == node {
+                    return false;
+                }
+                self.strike(node, 45, 30_000);
+                let soon = self.rng.range(1_000, 6_000);
+                self.at(self.now + soon, Event::Strike { node, what: 12, lasts: 80_000 });
+                self.at(self.now + soon + 200, Event::FaultEnd { id });
+                true
+            }
             // The change of the rules is done: what is acknowledged from here on must be on the new members.
             Moment::Rules if self.api.register.rules.len() == 1 && self.rng.chance(25) => {
                 let away: Vec<usize> = if others.len() > 2 && self.rng.chance(60) {
@@ -157,8 +170,32 @@ impl World {
         self.story.calm_from = self.story.calm_from.map(|calm| calm.max(until));
     }
 
+    /// The primary and one replica alone, out of the others' sight.
+    fn fork(&mut self) -> Ms {
+        let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(0);
+        let with = (holder + 1 + self.rng.index(self.nodes.len() - 1)) % self.nodes.len();
+        let inside = |node: usize| node == holder || node == with;
+        let mut pairs = vec![(holder, API), (API, holder)];
+        for from in 0..self.nodes.len() {
+            for to in 0..self.nodes.len() {
+                if inside(from) != inside(to) {
+                    pairs.push((from, to));
+                }
+            }
+        }
+        for (from, to) in &pairs {
+            self.net.cut[*from][*to] = true;
+        }
+        let lasts = self.undo(40_000, Undo::Cut(pairs));
+        self.story.fork = self.story.last_undo().map(|id| (id, holder));
+        lasts + 40_000
+    }
+
     /// A replica that lags, the primary goes, and then the next one, before anybody has caught up.
     pub fn cascade(&mut self) -> Ms {
+        if self.nodes.len() == 5 && self.rng.chance(60) {
+            return self.fork();
+        }
         let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(0);
         let count = self.terms.instances.len();
         let slow = (holder + 1 + self.rng.index(count.max(2) - 1)) % count;

@@ -34,6 +34,11 @@ pub enum Event {
         node: usize,
         start: u64,
     },
+    /// The agent looks again soon: a confirmation is under way.
+    Nudge {
+        node: usize,
+        start: u64,
+    },
     Deadline {
         node: usize,
         start: u64,
@@ -378,7 +383,10 @@ impl World {
     /// Until when that which this event concerns stands still.
     fn stands_still(&self, event: &Event) -> Option<Ms> {
         let (node, agent_only) = match event {
-            Event::Tick { node, .. } | Event::BallotEnd { node, .. } | Event::JobDone { node, .. } => (*node, true),
+            Event::Tick { node, .. }
+            | Event::Nudge { node, .. }
+            | Event::BallotEnd { node, .. }
+            | Event::JobDone { node, .. } => (*node, true),
             Event::Watched { node: to, .. }
             | Event::Answered { to, .. }
             | Event::RequestTimeout { to, .. }
@@ -401,6 +409,11 @@ impl World {
     fn dispatch(&mut self, event: Event) {
         match event {
             Event::Tick { node, start } => self.on_tick(node, start),
+            Event::Nudge { node, start } => {
+                if self.nodes[node].agent.as_ref().is_some_and(|agent| agent.start == start) {
+                    self.tick(node);
+                }
+            }
             Event::Deadline { node, start } => self.on_deadline(node, start),
             Event::Request { from, id, request } => self.on_request(from, id, request),
             Event::Answered { to, id, reply } => self.on_answered(to, id, reply),
