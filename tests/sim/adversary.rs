@@ -333,14 +333,15 @@ impl World {
             }
             27..=34 => {
                 let lasts = if self.story.zombies && self.rng.chance(60) { lasts.max(18_000) + 9_000 } else { lasts };
-                self.nodes[node].agent_frozen_until = self.now + lasts;
+                self.nodes[node].agent_frozen_until = self.nodes[node].agent_frozen_until.max(self.now + lasts);
                 self.nodes[node].zombie |= self.story.zombies;
                 lasts
             }
             35..=42 => {
-                self.nodes[node].frozen_until = self.now + lasts;
-                self.nodes[node].frozen_from = self.now;
-                self.nodes[node].slept += lasts;
+                let machine = &mut self.nodes[node];
+                let until = machine.frozen_until.max(self.now + lasts);
+                machine.slept += until - machine.frozen_until.max(self.now);
+                machine.frozen_until = until;
                 lasts
             }
             43..=62 => self.partition(node, what, lasts),

@@ -368,6 +368,8 @@ impl World {
                         }
                     }
                 }
+                // From here on it counts as done and as not done.
+                agent.unknown.push((**register).clone());
                 let version = if active(Mutation::OtherVersionWritten) {
                     self.api.version.to_string()
                 } else {

@@ -316,8 +316,7 @@ impl World {
     pub fn on_request_timeout(&mut self, node: usize, id: u64) {
         let Some(agent) = self.nodes[node].agent.as_mut() else { return };
         let Some(asking) = agent.asking.take_if(|asking| asking.id == id) else { return };
-        if let Kind::Write(register) = asking.kind {
-            agent.unknown.push(*register);
+        if let Kind::Write(_) = asking.kind {
             agent.read_due = Duration::ZERO;
         }
         if active(Mutation::StopsAtFirstFailure)
@@ -369,8 +368,7 @@ impl World {
                 }
                 agent.lease = Some(Seen { register: *register, version, since: now });
             }
-            (Reply::Conflict, Kind::Write(register)) => {
-                agent.unknown.push(*register);
+            (Reply::Conflict, Kind::Write(_)) => {
                 agent.read_due = Duration::ZERO;
             }
             _ => {}

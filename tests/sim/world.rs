@@ -164,7 +164,6 @@ pub struct Node {
     pub slept: Ms,
     /// The whole container stands still until then.
     pub frozen_until: Ms,
-    pub frozen_from: Ms,
     /// Only the agent's process stands still until then.
     pub agent_frozen_until: Ms,
     pub volume: Volume,
@@ -254,7 +253,6 @@ impl World {
                 boot_id: 0,
                 slept: 0,
                 frozen_until: 0,
-                frozen_from: 0,
                 agent_frozen_until: 0,
                 volume: Volume::default(),
                 container: None,
