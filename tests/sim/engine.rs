@@ -300,7 +300,7 @@ impl World {
         let mut pg = Pg::new(run);
         pg.source = source;
         // It replays what it has, and reports less meanwhile.
-        let long = if self.rng.chance(25) { 4_000 } else { 300 };
+        let long = if self.rng.chance(45) { 6_000 } else { 300 };
         pg.replaying_until = self.now + self.rng.range(20, long);
         let len = self.nodes[node].volume.dir.as_ref().map_or(0, |dir| dir.wal.len());
         pg.shown = len - self.rng.index(len / 2 + 1);
