@@ -441,6 +441,23 @@ impl World {
         let Some(ppg) = self.nodes[primary].pg.as_ref().filter(|pg| pg.writable && !pg.killing && !pg.stopping) else {
             return;
         };
+        // It streams through its own slot, which one walsender can have at a time. Without that, the walsender of a
+        // connection that broke unseen counts beside its successor: ANY 2 is satisfied by one standby.
+        let name = &self.nodes[node].volume.state.member;
+        let lingers = self.walsenders(primary).into_iter().find(|conn| self.conns[*conn].name == *name);
+        if let Some(old) = lingers
+            && !active(Mutation::WithoutSlot)
+            && !active(Mutation::TwoOfOneName)
+        {
+            // wal_sender_timeout.
+            if self.rng.chance(20) {
+                self.conns[old].sending = false;
+            }
+            return;
+        }
+        let (Some(theirs), Some(mine)) = (&self.nodes[primary].volume.dir, &self.nodes[node].volume.dir) else {
+            return;
+        };
         if mine.wal.len() < self.nodes[primary].kept_from {
             self.nodes[node].cannot_follow = true;
             return;

@@ -70,6 +70,8 @@ mutations! {
     MemberIdKept,
     /// two standbys of one name
     TwoOfOneName,
+    /// streams without a slot of its own: a walsender that lingers and its successor count twice
+    WithoutSlot,
     /// timeline id used twice
     TimelineReused,
     /// diverged standby attached and listed
