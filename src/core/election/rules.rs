@@ -174,7 +174,11 @@ pub fn ready_for_marker(rule: &Rule, evidence: &Evidence<'_>) -> bool {
 /// Whether this rule is proven to be in force.
 pub fn in_force(rule: &Rule, evidence: &Evidence<'_>) -> bool {
     ready_for_marker(rule, evidence)
-        && (rule.k == 0 || active(Mutation::MembersUnheard) || evidence.committed || active(Mutation::NoMarkerCommit))
+        && (rule.k == 0
+            || active(Mutation::MembersUnheard)
+            || active(Mutation::ConfirmAssumed)
+            || evidence.committed
+            || active(Mutation::NoMarkerCommit))
 }
 
 /// What PostgreSQL's `synchronous_standby_names` must say.
