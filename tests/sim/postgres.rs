@@ -435,9 +435,6 @@ impl World {
         {
             return;
         }
-        let (Some(theirs), Some(mine)) = (&self.nodes[primary].volume.dir, &self.nodes[node].volume.dir) else {
-            return;
-        };
         let Some(ppg) = self.nodes[primary].pg.as_ref().filter(|pg| pg.writable && !pg.killing && !pg.stopping) else {
             return;
         };
