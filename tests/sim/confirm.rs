@@ -24,7 +24,7 @@ impl World {
     /// Sets PostgreSQL to the rule that stands in the Lease, and proves it.
     pub fn confirm(&mut self, node: usize) {
         let joined = self.joined(node);
-        let (now, run) = (self.now, self.pg_run(node));
+        let run = self.pg_run(node);
         let Some(agent) = self.nodes[node].agent.as_ref() else { return };
         let (Some(seen), Some(terms)) = (&agent.lease, &agent.terms) else { return };
         let Some(present) = seen.register.rule() else { return };
@@ -37,21 +37,39 @@ impl World {
         let Some(current) = self.nodes[node].pg.as_ref().map(|pg| pg.setting.clone()) else { return };
         let proof = &self.nodes[node].agent.as_ref().map(|agent| (agent.proof_of.rule.clone(), agent.proof_of.run));
         let other = *proof != Some((Some(rule.clone()), run));
-        if other && let Some(agent) = self.nodes[node].agent.as_mut() {
-            agent.confirmed = None;
-            agent.proof_of = Confirmation {
-                rule: Some(rule.clone()),
-                run,
-                from_empty: current.k == 0,
-                shown_at: now + 30,
-                ..Confirmation::default()
-            };
+        if other {
+            self.begin_proof(node, &rule, current.k == 0);
         }
         if other || current != setting {
             self.apply(node, &setting, current != setting);
             return;
         }
         self.prove(node, &rule);
+    }
+
+    /// Another rule is to be proven. What was empty is so until a CHECKPOINT has completed, also when it is the second rule
+    /// since then.
+    fn begin_proof(&mut self, node: usize, rule: &Rule, empty: bool) {
+        let (now, run) = (self.now, self.pg_run(node));
+        let machine = &mut self.nodes[node];
+        let Some(agent) = machine.agent.as_mut() else { return };
+        let before = &agent.proof_of;
+        let done = before.run == run && before.checkpointed_at.is_some_and(|at| at <= now);
+        let unfinished = before.run == run && before.from_empty && !done;
+        if done
+            && !active(Mutation::NoCheckpoint)
+            && let Some(pg) = machine.pg.as_mut()
+        {
+            pg.defined_at = pg.defined_at.map(|at| at.min(now));
+        }
+        agent.confirmed = None;
+        agent.proof_of = Confirmation {
+            rule: Some(rule.clone()),
+            run,
+            from_empty: empty || unfinished && !active(Mutation::EmptyForgotten),
+            shown_at: now + 30,
+            ..Confirmation::default()
+        };
     }
 
     fn apply(&mut self, node: usize, setting: &SyncSetting, changed: bool) {

@@ -117,12 +117,13 @@ fn nothing_acknowledged_is_lost_whatever_happens() {
 #[cfg(feature = "mutations")]
 const WEAK: &[hello_operator::core::election::mutation::Mutation] = {
     use hello_operator::core::election::mutation::Mutation::{
-        DeadlineFromAnswer, EndComparedLive, FreezeByHolder, FreezeUnseen, HoldByFrozen, HoldFromAnswer,
-        HoldNotPersisted, ListedUnconfirmed, NoCheckpoint, NoMarkerCommit, PromiseOverwritten, RankedWithoutTimeline,
-        ReplayingAnswered, StaleWalsenderIgnored, WithoutSlot,
+        DeadlineFromAnswer, EmptyForgotten, EndComparedLive, FreezeByHolder, FreezeUnseen, HoldByFrozen,
+        HoldFromAnswer, HoldNotPersisted, ListedUnconfirmed, NoCheckpoint, NoMarkerCommit, PromiseOverwritten,
+        RankedWithoutTimeline, ReplayingAnswered, StaleWalsenderIgnored, WithoutSlot,
     };
     &[
         DeadlineFromAnswer,
+        EmptyForgotten,
         EndComparedLive,
         FreezeByHolder,
         FreezeUnseen,

@@ -56,6 +56,8 @@ mutations! {
     MembersUnheard,
     /// no checkpoint waited for when coming from an empty setting
     NoCheckpoint,
+    /// that the setting was empty is forgotten when another rule is set before the checkpoint
+    EmptyForgotten,
     /// no marker commit waited for by the confirmation
     NoMarkerCommit,
     /// answers ranked by position without timeline

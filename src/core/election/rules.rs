@@ -139,7 +139,8 @@ pub struct Evidence<'a> {
     pub shown: bool,
     /// Where the WAL ended that was written after that.
     pub position: Lsn,
-    /// Before, commits waited for nobody: then only the checkpointer's own reload makes backends wait.
+    /// No CHECKPOINT has completed since commits waited for nobody: only the checkpointer's own reload makes backends wait.
+    /// It stays so when another rule is set meanwhile (seen: the second rule was confirmed, and commits still did not wait).
     pub from_empty: bool,
     /// Whether a CHECKPOINT that was asked for after the reload has completed.
     pub checkpointed: bool,
