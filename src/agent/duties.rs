@@ -9,6 +9,7 @@ use super::bootstrap::password_sql;
 use super::conf::Aim;
 use super::endpoints::Routes;
 use super::files::{Fingerprint, Secrets};
+use super::history::history_of;
 use super::members::SLOT_GRACE;
 use super::postmaster::{Files, Postmaster};
 use super::process::boottime;
@@ -138,7 +139,7 @@ impl Duties {
 
 fn sync_of(aim: &Aim) -> Option<SyncSetting> {
     match aim {
-        Aim::Primary(sync) => Some(sync.clone()),
+        Aim::Primary(sync) | Aim::Promotion(sync) => Some(sync.clone()),
         Aim::Standby { .. } => None,
     }
 }
@@ -156,6 +157,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
         term: 0,
         register: None,
         timeline: None,
+        history: Vec::new(),
         lsn: None,
         replayed: None,
         streaming: false,
@@ -215,7 +217,7 @@ impl Agent {
                 Some(sync) => Aim::Primary(sync),
                 None => return,
             },
-            EngineState::Standby { source } => self.standby_aim(source.clone()),
+            EngineState::Standby { source, .. } => self.standby_aim(source.clone()),
             EngineState::Stopped | EngineState::Busy(_) => return,
         };
         let (Some(config), Some(postmaster)) = (&self.config, &self.postmaster) else { return };
@@ -404,6 +406,16 @@ impl Agent {
                 if seen.status.streaming_from.is_some() {
                     self.duties.streamed_at = Some(boottime());
                 }
+                if let EngineState::Standby { replaying, .. } = &mut self.engine {
+                    // What it had is replayed once.
+                    *replaying &= seen.status.replaying;
+                }
+                // What the Lease tells of the end of the WAL, with the next renewal.
+                if let (EngineState::Primary, Data::Present(member), Some(end)) =
+                    (&self.engine, &mut self.data, seen.status.flushed)
+                {
+                    member.end = end;
+                }
                 self.members.see(&seen.walsenders, boottime());
                 self.observation = Some(*seen);
                 if self.failures > 0 && self.postmaster.is_some() {
@@ -497,7 +509,7 @@ impl Agent {
         report.system_id = self.data.system_id().map(ToOwned::to_owned);
         report.term = match (&self.tenure, &self.engine) {
             (Some(tenure), _) => tenure.term,
-            (None, EngineState::Standby { source: Some(source) }) => source.term,
+            (None, EngineState::Standby { source: Some(source), .. }) => source.term,
             _ => 0,
         };
         report.register = self.register().and_then(|register| serde_json::to_string(register).ok());
@@ -505,6 +517,11 @@ impl Agent {
         report.pending_restart.clone_from(&self.duties.pending);
         report.restarted_for.clone_from(&self.state.restarted_for);
         report.disk = self.place.layout.disk().ok();
+        if let (EngineState::Primary, Data::Present(member)) = (&self.engine, &self.data) {
+            let parents = history_of(&self.place.layout.pgdata(), member.timeline);
+            report.history = parents.into_iter().map(|(id, left)| (id, Some(left))).collect();
+            report.history.push((member.timeline, None));
+        }
         if let (EngineState::Primary, Some(seen)) = (&self.engine, seen) {
             report.replicas = self.members.replicas(&seen.walsenders);
         }
@@ -535,7 +552,7 @@ impl Agent {
             EngineState::Standby { .. } => Phase::Replica,
             EngineState::Busy(Job::Bootstrap) => Phase::Bootstrapping,
             EngineState::Busy(Job::Clone) => Phase::Cloning,
-            EngineState::Busy(Job::StartPrimary | Job::StartStandby) => Phase::Starting,
+            EngineState::Busy(Job::StartPrimary | Job::StartStandby | Job::Promote | Job::Rewind) => Phase::Starting,
             EngineState::Busy(Job::StopPrimary | Job::StopStandby) => Phase::Stopped,
             EngineState::Stopped if self.trouble.is_some() => Phase::Failed,
             EngineState::Stopped if self.stopping.is_some() => Phase::Stopped,
@@ -561,12 +578,12 @@ impl Agent {
                 }
                 Ok(())
             }
-            EngineState::Standby { source: Some(source) } => {
+            EngineState::Standby { source: Some(source), .. } => {
                 let Some(seen) = seen else { return Err("PostgreSQL does not answer yet".into()) };
                 let upstream = seen.status.streaming_from.as_deref();
                 let recently = self.duties.streamed_at.is_some_and(|at| boottime().saturating_sub(at) < GAP);
-                let established = self.register().map_or(0, |register| register.established);
-                if upstream == Some(source.instance.as_str()) && seen.status.timeline == Some(established)
+                let written_on = self.register().map_or(0, |register| register.timeline);
+                if upstream == Some(source.instance.as_str()) && seen.status.timeline == Some(written_on)
                     || upstream.is_none() && recently
                 {
                     Ok(())
@@ -574,7 +591,7 @@ impl Agent {
                     Err(format!("does not stream from {} yet", source.instance))
                 }
             }
-            EngineState::Standby { source: None } => Err("nobody holds the Lease of the primary".into()),
+            EngineState::Standby { source: None, .. } => Err("nobody holds the Lease of the primary".into()),
             EngineState::Busy(_) => Err(format!("{:?}", self.phase())),
             EngineState::Stopped => match &self.data {
                 Data::Unknown => waits("the volume has not been looked at"),

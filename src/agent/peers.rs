@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use rustls::pki_types::ServerName;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
@@ -18,8 +19,9 @@ use tokio_rustls::TlsConnector;
 use super::Error;
 use super::lease::call;
 use super::tls::Tls;
-use crate::api::agent::Report;
+use crate::api::agent::{FreezeRequest, Report};
 use crate::api::names::PORT_AGENT;
+use crate::core::election::Answer;
 
 const ANSWER: Duration = Duration::from_secs(2);
 const MOST: usize = 256 * 1024;
@@ -91,6 +93,37 @@ impl Peers {
     }
 
     async fn report(&self, instance: &str, address: IpAddr) -> Result<Report, Error> {
+        self.request(instance, address, http::Request::get("/v1/report"), Bytes::new()).await
+    }
+
+    /// Asks one to freeze on this version. None when it refuses or does not answer in time.
+    pub async fn freeze(&self, instance: &str, version: &str) -> Option<Answer> {
+        let work = async {
+            let body = serde_json::to_vec(&FreezeRequest { version: version.to_owned() })
+                .map_err(|error| peer(instance, error.to_string()))?;
+            let post = http::Request::post("/v1/freeze").header(http::header::CONTENT_TYPE, "application/json");
+            let address = self.address(instance).await?;
+            self.request::<Answer>(instance, address, post, body.into()).await
+        };
+        let error = match tokio::time::timeout(ANSWER, work).await {
+            // The certificate says which cluster it is, the answer which instance.
+            Ok(Ok(answer)) if answer.instance == instance => return Some(answer),
+            Ok(Ok(answer)) => peer(instance, format!("{} answered", answer.instance)),
+            Ok(Err(error)) => error,
+            Err(_) => Error::Timeout(format!("the agent of {instance}")),
+        };
+        tracing::info!(%error, "a member gives no answer for the election");
+        self.addresses.lock().await.remove(instance);
+        None
+    }
+
+    async fn request<T: DeserializeOwned>(
+        &self,
+        instance: &str,
+        address: IpAddr,
+        request: http::request::Builder,
+        body: Bytes,
+    ) -> Result<T, Error> {
         let said = |error: &dyn std::fmt::Display| peer(instance, error.to_string());
         let stream = TcpStream::connect((address, PORT_AGENT)).await.map_err(|error| said(&error))?;
         // Dialled by address, verified by name.
@@ -99,17 +132,19 @@ impl Peers {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| said(&error))?;
         let connection = tokio::spawn(connection);
-        let request = http::Request::get("/v1/report")
-            .header(http::header::HOST, instance)
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| said(&error))?;
-        let response = sender.send_request(request).await.map_err(|error| said(&error));
-        let answer = match response {
-            Ok(response) if response.status().is_success() => {
+        let request =
+            request.header(http::header::HOST, instance).body(Full::new(body)).map_err(|error| said(&error))?;
+        let answer = match sender.send_request(request).await.map_err(|error| said(&error)) {
+            Ok(response) => {
+                let status = response.status();
                 let body = Limited::new(response.into_body(), MOST).collect().await.map_err(|error| said(&error))?;
-                serde_json::from_slice(&body.to_bytes()).map_err(|error| said(&error))
+                let bytes = body.to_bytes();
+                if status.is_success() {
+                    serde_json::from_slice(&bytes).map_err(|error| said(&error))
+                } else {
+                    Err(said(&format!("{status} {}", String::from_utf8_lossy(&bytes))))
+                }
             }
-            Ok(response) => Err(said(&response.status())),
             Err(error) => Err(error),
         };
         connection.abort();

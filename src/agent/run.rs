@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::Error;
 use super::conf::Place;
+use super::election::{Elections, FreezeAnswer};
 use super::endpoints::{Endpoints, Routes};
 use super::fence::Fence;
 use super::files::{Fingerprint, Secrets};
@@ -30,11 +31,11 @@ use super::sql::Socket;
 use super::steps::{JobEnd, JobTask};
 use super::tls::Tls;
 use super::volume::{Layout, State, VolumeLock};
-use crate::api::agent::{ClusterConfig, CommandAnswer, LeaveCommand, RestartCommand};
+use crate::api::agent::{ClusterConfig, CommandAnswer, LeaveCommand, Lsn, RestartCommand};
 use crate::api::names::{Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::config::AgentArgs;
 use crate::core::election::{
-    Boot, Data, EngineState, Identity, LeaseStep, Register, Rule, Seen, Tenure, Terms, View, lease_step,
+    Answer, Boot, Data, Ending, EngineState, Identity, LeaseStep, Register, Rule, Seen, Tenure, Terms, View, lease_step,
 };
 use crate::engine::postgres::control::Critical;
 
@@ -42,6 +43,8 @@ use crate::engine::postgres::control::Critical;
 const TICK: Duration = Duration::from_millis(500);
 /// After SIGTERM, the agent ends after this long even if it could not release the Lease.
 const END: Duration = Duration::from_secs(55);
+/// With `Async`: how many bytes behind the last known position a new primary may be.
+const MAX_LAG: u64 = 16 << 20;
 /// A replica reads the Lease this often even if its watch is silent.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
@@ -51,7 +54,7 @@ pub enum Event {
     /// The watch showed the Lease.
     LeaseSeen(Box<Lease>),
     /// A read of the Lease ended.
-    LeaseRead(Result<Option<Box<Lease>>, Error>),
+    LeaseRead(Boot, Result<Option<Box<Lease>>, Error>),
     /// A write of the Lease ended: what it was, when it was sent, how it ended.
     LeaseWritten(Write, Boot, Written),
     /// The watch showed the configuration.
@@ -72,6 +75,14 @@ pub enum Event {
     Routed(Routes, Result<(), Error>),
     /// The passwords were set.
     Passwords(Fingerprint, Result<(), Error>),
+    /// A candidate asks to freeze on this version of the Lease.
+    Freeze(String, oneshot::Sender<FreezeAnswer>),
+    /// Another member answered this agent's own freeze on this version, or did not.
+    Answered(String, Option<Answer>),
+    /// This standby stands still: timeline and end of its WAL.
+    StoodStill(Result<(u32, Lsn), Error>),
+    /// The holder answered, or did not.
+    HolderSaid(Option<Heard>),
     /// A command came in.
     Command(Command),
     /// A child ended, perhaps an orphan.
@@ -146,6 +157,7 @@ pub(super) struct Agent {
     pub(super) members: Members,
     pub(super) observation: Option<Observation>,
     pub(super) duties: super::duties::Duties,
+    pub(super) elections: Elections,
     pub(super) stopping: Option<Boot>,
     pub(super) released: bool,
     pub(super) restart: Option<String>,
@@ -241,6 +253,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         discarded: None,
         members: Members::default(),
         observation: None,
+        elections: Elections::new(),
         stopping: None,
         released: false,
         restart: None,
@@ -334,6 +347,10 @@ impl Agent {
         self.step_engine().await;
         // What the engine's step changed may be worth a write at once.
         self.step_lease();
+        self.stand_still();
+        self.answer_freezes();
+        self.ask_holder();
+        self.return_marker();
         self.do_duties();
         self.publish();
         let _ = self.running.send_if_modified(|running| {
@@ -358,8 +375,14 @@ impl Agent {
             data: &self.data,
             engine: &self.engine,
             joined: &joined,
+            promise: self.state.promise.as_ref(),
+            // Nobody asks for holds yet.
+            bound_until: Some(Duration::ZERO),
+            ballot: self.elections.ballot.as_ref(),
+            fork: self.elections.fork.as_ref(),
+            terminated: None,
+            container_id: None,
             confirmed: self.duties.confirmed(),
-            cannot_follow: self.cannot_follow,
             stopping: self.stopping.is_some(),
         })
     }
@@ -372,7 +395,11 @@ impl Agent {
     async fn take_in(&mut self, event: Event) {
         match event {
             Event::LeaseSeen(lease) => self.see(*lease, false),
-            Event::LeaseRead(outcome) => self.lease_was_read(outcome),
+            Event::LeaseRead(sent, outcome) => self.lease_was_read(sent, outcome),
+            Event::Freeze(version, answer) => self.freeze(&version, Some(answer)),
+            Event::Answered(version, answer) => self.answered(&version, answer),
+            Event::StoodStill(outcome) => self.stood_still(outcome),
+            Event::HolderSaid(heard) => self.holder_said(heard),
             Event::LeaseWritten(write, sent, outcome) => self.lease_was_written(write, sent, outcome),
             Event::Config(Ok(config)) => self.configured(*config),
             Event::Config(Err(error)) => self.waits = Some(error.to_string()),
@@ -396,8 +423,15 @@ impl Agent {
 
     fn configured(&mut self, config: ClusterConfig) {
         let k = u32::try_from(config.sync_replicas).unwrap_or(1);
-        let terms =
-            Terms { instances: config.instances.clone(), durability: config.durability, k, bounds: config.lease };
+        let terms = Terms {
+            instances: config.instances.clone(),
+            durability: config.durability,
+            k,
+            bounds: config.lease,
+            failover: true,
+            max_lag: MAX_LAG,
+            primary: None,
+        };
         if self.config.as_ref().is_none_or(|present| present.generation != config.generation) {
             tracing::info!(generation = config.generation, "new configuration");
         }
@@ -436,7 +470,10 @@ impl Agent {
     }
 
     fn read_lease_if_due(&mut self) {
-        let due = self.doubtful || boottime().saturating_sub(self.read_at) >= READ_EVERY && self.tenure.is_none();
+        let age = boottime().saturating_sub(self.read_at);
+        // A promise ends with a consistent read.
+        let promised = self.state.promise.is_some() && age >= TICK;
+        let due = self.doubtful || promised || age >= READ_EVERY && self.tenure.is_none();
         if self.reading || self.writing || !due {
             return;
         }
@@ -445,18 +482,20 @@ impl Agent {
             return;
         }
         (self.reading, self.read_at) = (true, boottime());
-        let (api, events) = (self.lease_api.clone(), self.events.clone());
+        let (api, events, sent) = (self.lease_api.clone(), self.events.clone(), self.read_at);
         tokio::spawn(async move {
             let outcome = api.get().await.map(|lease| lease.map(Box::new));
-            let _ = events.send(Event::LeaseRead(outcome)).await;
+            let _ = events.send(Event::LeaseRead(sent, outcome)).await;
         });
     }
 
-    fn lease_was_read(&mut self, outcome: Result<Option<Box<Lease>>, Error>) {
+    fn lease_was_read(&mut self, sent: Boot, outcome: Result<Option<Box<Lease>>, Error>) {
         self.reading = false;
         match outcome {
             Ok(Some(lease)) => {
+                let version = lease.metadata.resource_version.clone().unwrap_or_default();
                 self.see(*lease, true);
+                self.lift_promise(&version, sent);
                 self.doubtful = false;
                 self.adopt_attempt();
             }
@@ -479,16 +518,17 @@ impl Agent {
     fn took(&mut self, term: i64, sent: Boot) {
         tracing::info!(term, "took the Lease of the primary");
         self.attempt = None;
-        self.tenure = Some(Tenure { term, renewed: sent, attempted: sent });
+        self.tenure =
+            Some(Tenure { term, renewed: sent, attempted: sent, held_until: None, served: false, ending: None });
         self.members.begin(boottime());
         self.duties.begin_term();
         self.arm_fence();
     }
 
     pub(super) fn arm_fence(&self) {
-        match (&self.tenure, &self.terms) {
-            (Some(tenure), Some(terms)) => self.fence.arm(tenure.deadline(&terms.bounds)),
-            _ => self.fence.disarm(),
+        match self.decide(|view| view.deadline()) {
+            Some(deadline) => self.fence.arm(deadline),
+            None => self.fence.disarm(),
         }
     }
 
@@ -499,8 +539,16 @@ impl Agent {
         let (write, register) = match self.decide(lease_step) {
             LeaseStep::Wait { why, .. } => {
                 if self.tenure.is_none() {
-                    self.waits = Some(why.to_owned());
+                    self.waits = Some(why);
                 }
+                return;
+            }
+            LeaseStep::Read => {
+                self.doubtful = true;
+                return;
+            }
+            LeaseStep::Campaign(version) => {
+                self.campaign(version);
                 return;
             }
             LeaseStep::Lost => {
@@ -522,6 +570,12 @@ impl Agent {
             let first = self.attempt.filter(|(attempted, _)| *attempted == term).map_or(sent, |(_, first)| first);
             self.attempt = Some((term, first));
         }
+        if write == Write::Release
+            && let Some(tenure) = &mut self.tenure
+        {
+            // Whatever becomes of it, this tenure ends: the write may arrive at any time.
+            tenure.ending.get_or_insert(Ending { wish: None });
+        }
         if write == Write::Renew && register.rules != seen.register.rules {
             tracing::info!(rules = %show(&register.rules), "the sync rules change");
         }
@@ -539,22 +593,30 @@ impl Agent {
         self.writing = false;
         match outcome {
             Written::Done(lease) => {
+                let version = lease.metadata.resource_version.clone().unwrap_or_default();
                 self.see(*lease, true);
+                self.lift_promise(&version, sent);
                 match write {
                     Write::Take(term) => {
                         let sent = self.attempt.map_or(sent, |(_, first)| first);
                         self.took(term, sent);
                     }
                     Write::Renew => {
-                        if let Some(tenure) = &mut self.tenure {
-                            tenure.renewed = sent;
+                        match &mut self.tenure {
+                            Some(tenure) => tenure.renewed = sent,
+                            // The take of which no answer came is this agent's after all.
+                            None => {
+                                if let Some(term) = self.register().map(|register| register.term) {
+                                    self.took(term, sent);
+                                }
+                            }
                         }
                         self.arm_fence();
                     }
                     Write::Release => {
                         tracing::info!("released the Lease of the primary");
                         self.tenure = None;
-                        self.released = true;
+                        self.released = self.stopping.is_some();
                         self.fence.disarm();
                     }
                 }

@@ -19,7 +19,7 @@ use super::Error;
 use super::report::Shared;
 use super::run::{Command, Event};
 use super::tls::{Tls, common_name};
-use crate::api::agent::{CommandAnswer, LeaveCommand, RestartCommand};
+use crate::api::agent::{CommandAnswer, FreezeRequest, LeaveCommand, RestartCommand};
 use crate::api::names::{OPERATOR_CN, REPLICATION_USER};
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -45,6 +45,7 @@ pub async fn serve(address: SocketAddr, tls: Tls, shared: Shared, events: mpsc::
         .route("/v1/report", get(report))
         .route("/v1/restart", post(restart))
         .route("/v1/leave", post(leave))
+        .route("/v1/freeze", post(freeze))
         .layer(DefaultBodyLimit::max(64 * 1024))
         .with_state(Ctx { shared, events });
     tokio::spawn(async move {
@@ -101,6 +102,27 @@ async fn leave(
     Json(command): Json<LeaveCommand>,
 ) -> Response {
     order(&ctx, &name, |answer| Command::Leave(command, answer)).await
+}
+
+/// A candidate asks this member to freeze. 200 with an answer; 409 with the reason why there is none.
+async fn freeze(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(FreezeRequest { version }): Json<FreezeRequest>,
+) -> Response {
+    if name != REPLICATION_USER {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let (sender, receiver) = oneshot::channel();
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    if tokio::time::timeout(ANSWER, ctx.events.send(Event::Freeze(version, sender))).await.is_err() {
+        return unavailable.into_response();
+    }
+    match tokio::time::timeout(ANSWER, receiver).await {
+        Ok(Ok(Ok(answer))) => Json(answer).into_response(),
+        Ok(Ok(Err(why))) => (StatusCode::CONFLICT, Json(why)).into_response(),
+        _ => unavailable.into_response(),
+    }
 }
 
 /// Hands a command of the operator to the loop. 200: done; 202: under way; 409: refused.

@@ -6,18 +6,26 @@ use super::Error;
 use super::bootstrap::{Wish, bootstrap, control};
 use super::clone::clone;
 use super::conf::Aim;
-use super::postmaster::{Postmaster, first_session, kill};
+use super::fence::Fence;
+use super::history::{history_of, reserve};
+use super::postmaster::{Files, Postmaster, first_session, kill};
 use super::process::boottime;
 use super::run::{Agent, Event, Task, random_word};
+use super::sql::Socket;
 use super::volume::{Staged, State};
 use crate::api::agent::Lsn;
-use crate::core::election::{Data, EngineState, EngineStep, Job, Member, Source, SyncSetting, engine_step, rules};
-use crate::engine::postgres::control::ControlData;
+use crate::core::election::{
+    Data, Ending, EngineState, EngineStep, Job, Member, Source, SyncSetting, engine_step, rules,
+};
+use crate::engine::postgres::control::{ClusterState, ControlData};
+use crate::engine::postgres::sync_names;
 
 /// How long a shutdown in order may take before everything is killed.
 const SHUTDOWN: Duration = Duration::from_secs(40);
 /// How long the checkpoint before a shutdown may take; without it the shutdown itself takes longer.
 const CHECKPOINT: Duration = Duration::from_secs(10);
+/// How long a promotion may take: it replays what is left.
+const PROMOTION: Duration = Duration::from_mins(1);
 /// A replica that could not follow is cloned again at most this often.
 const DISCARD_EVERY: Duration = Duration::from_mins(5);
 /// After a failed job the next one waits, twice as long each time, up to this.
@@ -40,6 +48,8 @@ pub enum JobEnd {
     Clone(Result<(String, String), Error>),
     /// A start.
     Started(Result<(), Error>),
+    /// A promotion: the timeline.
+    Promoted(Result<u32, Error>),
     /// A stop; whether it was in order, and what the control file says.
     Stopped(bool, Result<ControlData, Error>),
 }
@@ -67,25 +77,33 @@ impl Agent {
 
     fn present(&self, control: &ControlData) -> Data {
         let (timeline, end) = control.reached();
+        let pgdata = self.place.layout.pgdata();
+        let parents = history_of(&pgdata, timeline);
         Data::Present(Member {
             id: self.state.member.clone().unwrap_or_default(),
             system_id: control.system_id.clone(),
             proof: self.state.proof.clone(),
+            marker: self.state.marker,
+            standby: pgdata.join("standby.signal").exists(),
+            // A standby may have flushed more than its control file tells, also after a stop in order.
+            end_known: control.state == ClusterState::ShutDown,
+            history: parents.iter().map(|(timeline, _)| *timeline).chain([timeline]).collect(),
+            hopeless: self.cannot_follow,
             timeline,
             end,
         })
     }
 
-    fn remember(&mut self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
+    pub(super) fn remember(&mut self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
         let mut state = self.state.clone();
         change(&mut state);
         if state != self.state {
             self.place.layout.store(&state)?;
             self.state = state;
         }
-        let proof = self.state.proof.clone();
+        let (proof, marker) = (self.state.proof.clone(), self.state.marker);
         if let Data::Present(member) = &mut self.data {
-            member.proof = proof;
+            (member.proof, member.marker) = (proof, marker);
         }
         Ok(())
     }
@@ -201,16 +219,6 @@ impl Agent {
                 self.data = Data::Empty;
                 Ok(true)
             }
-            EngineStep::DiscardReplica => {
-                self.remember(|state| {
-                    (state.marker, state.proof) = (false, None);
-                })?;
-                self.place.layout.remove_data(&self.lock)?;
-                self.remember(|state| state.member = None)?;
-                (self.data, self.critical) = (Data::Empty, None);
-                (self.cannot_follow, self.discarded) = (false, Some(boottime()));
-                Ok(true)
-            }
             EngineStep::WriteProof(holder) => {
                 self.remember(|state| {
                     state.marker = true;
@@ -229,12 +237,69 @@ impl Agent {
                 self.start_standby(source)?;
                 Ok(false)
             }
-            EngineStep::Retarget(source) => {
-                tracing::info!(instance = %source.instance, address = %source.address, term = source.term, "follows");
-                self.engine = EngineState::Standby { source: Some(source) };
+            EngineStep::Follow(source) => {
+                match &source {
+                    Some(Source { instance, address, term }) => tracing::info!(instance, address, term, "follows"),
+                    None => tracing::info!("follows nobody"),
+                }
+                if let Data::Present(member) = &mut self.data {
+                    member.end_known = false;
+                }
+                self.engine = EngineState::Standby { source, replaying: false };
+                Ok(false)
+            }
+            EngineStep::Rewind(source) => {
+                tracing::warn!(from = %source.instance, "this data went another way than the primary's: it is cloned anew");
+                self.cannot_follow_any_more()?;
+                Ok(true)
+            }
+            EngineStep::Promote(timeline) => self.promote(timeline).map(|()| false),
+            EngineStep::HandOver(wish) => {
+                if let Some(tenure) = &mut self.tenure {
+                    tracing::info!(to = %wish, "hands over");
+                    tenure.ending = Some(Ending { wish: Some(wish) });
+                    self.stop();
+                }
                 Ok(false)
             }
         }
+    }
+
+    /// Only a fresh copy helps. The marker goes before anything else: this data answers no election any more.
+    fn cannot_follow_any_more(&mut self) -> Result<(), Error> {
+        self.remember(|state| state.marker = false)?;
+        (self.cannot_follow, self.elections.marker_gone) = (true, boottime());
+        if let Data::Present(member) = &mut self.data {
+            member.hopeless = true;
+        }
+        Ok(())
+    }
+
+    /// Makes the standby take writes, on exactly this timeline.
+    fn promote(&mut self, target: u32) -> Result<(), Error> {
+        let (Some(config), Some(sync), Some(postmaster)) = (&self.config, self.sync_setting(), &self.postmaster) else {
+            return Ok(());
+        };
+        let Data::Present(member) = &self.data else { return Ok(()) };
+        if !member.end_known {
+            return Ok(());
+        }
+        tracing::info!(timeline = target, "is promoted");
+        let pgdata = self.place.layout.pgdata();
+        reserve(&pgdata, member.timeline, member.end, target)?;
+        // It stands in the configuration before the first write: not even the first commit is alone.
+        let names = sync_names::any(sync.k, &sync.members);
+        let files = self.place.files(config, &Aim::Promotion(sync.clone()))?;
+        files.write(&pgdata)?;
+        self.duties.wrote(config.generation, &Aim::Primary(sync), Files { standby: false, ..files });
+        postmaster.reload();
+        let (socket, fence) = (self.place.socket.clone(), self.fence.clone());
+        self.begin(
+            Job::Promote,
+            None,
+            async move { JobEnd::Promoted(promotion(&socket, &fence, &names, target).await) },
+        );
+        Ok(())
     }
 
     fn begin(&mut self, job: Job, source: Option<Source>, work: impl Future<Output = JobEnd> + Send + 'static) {
@@ -399,7 +464,7 @@ impl Agent {
                 kill(&self.processes).await;
                 self.engine = EngineState::Stopped;
             }
-            Some(Job::StartPrimary | Job::StartStandby) => {
+            Some(Job::StartPrimary | Job::StartStandby | Job::Promote | Job::Rewind) => {
                 self.job = None;
                 self.stop();
             }
@@ -432,12 +497,26 @@ impl Agent {
                 self.fail(&error);
             }
             JobEnd::Started(Ok(())) => {
-                self.engine = if job == Job::StartPrimary {
-                    tracing::info!("PostgreSQL takes writes");
-                    EngineState::Primary
+                if job == Job::StartPrimary {
+                    self.takes_writes();
                 } else {
-                    EngineState::Standby { source }
-                };
+                    if let Data::Present(member) = &mut self.data {
+                        (member.standby, member.end_known) = (true, false);
+                    }
+                    self.engine = EngineState::Standby { source, replaying: true };
+                }
+            }
+            JobEnd::Promoted(Ok(timeline)) => {
+                if let Data::Present(member) = &mut self.data {
+                    (member.standby, member.timeline) = (false, timeline);
+                    member.history.push(timeline);
+                }
+                self.takes_writes();
+            }
+            JobEnd::Promoted(Err(error)) => {
+                // It may be writable by now, or be so in a moment.
+                self.fail(&error);
+                self.cleared_away().await;
             }
             JobEnd::Started(Err(error)) => {
                 self.fail(&error);
@@ -455,6 +534,15 @@ impl Agent {
                     Err(error) => self.fail(&error),
                 }
             }
+        }
+    }
+
+    fn takes_writes(&mut self) {
+        tracing::info!("PostgreSQL takes writes");
+        self.engine = EngineState::Primary;
+        self.succeeded();
+        if let Some(tenure) = &mut self.tenure {
+            tenure.served = true;
         }
     }
 
@@ -479,6 +567,7 @@ impl Agent {
             (state.member, state.marker, state.proof) = (Some(member), false, None);
         })?;
         self.place.layout.go_live(&self.lock)?;
+        (self.cannot_follow, self.elections.marker_gone) = (false, boottime());
         self.look_at_volume().await
     }
 
@@ -495,7 +584,10 @@ impl Agent {
             return;
         }
         tracing::warn!("the WAL that this replica needs is gone from the primary");
-        self.cannot_follow = true;
+        self.discarded = Some(boottime());
+        if let Err(error) = self.cannot_follow_any_more() {
+            self.fail(&error);
+        }
     }
 
     /// The end of the own WAL as far as it is known.
@@ -508,6 +600,42 @@ impl Agent {
         let status = &seen.status;
         let lsn = if status.in_recovery { status.received.max(status.replayed) } else { status.flushed };
         (status.timeline.or(of_data.0), lsn.or(of_data.1))
+    }
+}
+
+/// Promotes the running standby, and has seen it take writes on this timeline.
+async fn promotion(socket: &Socket, fence: &Fence, names: &str, timeline: u32) -> Result<u32, Error> {
+    let end = tokio::time::Instant::now() + PROMOTION;
+    let late = || Error::Timeout("the promotion".into());
+    while socket.open("postgres").await?.setting("synchronous_standby_names").await? != names {
+        if tokio::time::Instant::now() >= end {
+            return Err(late());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let session = socket.open("postgres").await?;
+    // A query in conflict with the replay would hold it up.
+    session.terminate_clients().await?;
+    if !fence.open() {
+        return Err(Error::Program { program: "the promotion".into(), outcome: "there is no valid Lease".into() });
+    }
+    session.run("a promotion", "SELECT pg_promote(false)").await?;
+    loop {
+        let status = session.status().await?;
+        if !status.in_recovery {
+            return if status.timeline == Some(timeline) {
+                Ok(timeline)
+            } else {
+                Err(Error::Invalid {
+                    what: "the timeline after the promotion",
+                    message: format!("{:?} in place of {timeline}", status.timeline),
+                })
+            };
+        }
+        if tokio::time::Instant::now() >= end {
+            return Err(late());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

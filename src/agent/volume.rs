@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::api::agent::Disk;
+use crate::core::election::Promise;
 
 /// What lies where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +83,7 @@ impl Layout {
         if self.has_data() {
             state.staged = None;
         } else {
-            (state.member, state.marker, state.proof) = (None, false, None);
+            (state.member, state.marker, state.proof, state.promise) = (None, false, None, None);
         }
         if !self.staging().join("PG_VERSION").exists() {
             state.staged = None;
@@ -113,7 +114,7 @@ impl Layout {
     }
 
     /// Takes the data away for good: first out of sight in one step, then file by file.
-    pub fn remove_data(&self, _lock: &VolumeLock) -> Result<(), Error> {
+    fn remove_data(&self) -> Result<(), Error> {
         remove(&self.gone())?;
         let pgdata = self.pgdata();
         if pgdata.symlink_metadata().is_ok() {
@@ -123,8 +124,10 @@ impl Layout {
         remove(&self.gone())
     }
 
-    /// Makes the staged directory the live one, in one step.
+    /// Makes the staged directory the live one, in one step. Data that stood there goes: the staged copy is complete and on
+    /// disk by now.
     pub fn go_live(&self, _lock: &VolumeLock) -> Result<(), Error> {
+        self.remove_data()?;
         fs::rename(self.staging(), self.pgdata()).map_err(Error::io("move into place", self.staging()))?;
         sync_folder(&self.data)
     }
@@ -172,6 +175,9 @@ pub struct State {
     /// The Lease's holder string under which this data was last writable.
     #[serde(default)]
     pub proof: Option<String>,
+    /// What this member promised candidates.
+    #[serde(default)]
+    pub promise: Option<Promise>,
     /// The last restart command that was carried out.
     #[serde(default)]
     pub restarted_for: Option<String>,
@@ -294,7 +300,7 @@ mod tests {
         let settled = layout.settle(&lock).unwrap();
         assert_eq!((settled.member.as_deref(), settled.staged), (Some("mine"), None));
         assert!(layout.has_data() && layout.wal_folder("mine").unwrap().exists());
-        layout.remove_data(&lock).unwrap();
+        layout.remove_data().unwrap();
         assert!(!layout.has_data() && !layout.gone().exists());
     }
 }

@@ -83,6 +83,9 @@ pub struct Report {
     /// Timeline of its WAL.
     #[serde(default)]
     pub timeline: Option<u32>,
+    /// The history of a primary's data: each timeline with the position at which it was left, its own last, without one.
+    #[serde(default)]
+    pub history: Vec<(u32, Option<Lsn>)>,
     /// Last position on its disk.
     #[serde(default)]
     pub lsn: Option<Lsn>,
@@ -186,6 +189,13 @@ pub struct LeaveCommand {
     pub term: i64,
     /// Name of the instance that leaves.
     pub instance: String,
+}
+
+/// `POST /v1/freeze`, from agent to agent: follow nobody until the Lease shows another version than this.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreezeRequest {
+    /// resourceVersion of the Lease on which the candidate judged it to be free.
+    pub version: String,
 }
 
 /// The answer to a command.

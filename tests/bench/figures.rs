@@ -32,7 +32,8 @@ impl Figure {
 
     fn line(&self) -> String {
         let Self { what, unit, values, target } = self;
-        let (least, most) = (values.iter().copied().fold(f64::INFINITY, f64::min), values.iter().copied().fold(0.0, f64::max));
+        let (least, most) =
+            (values.iter().copied().fold(f64::INFINITY, f64::min), values.iter().copied().fold(0.0, f64::max));
         let verdict = if self.reached() { "yes" } else { "**no**" };
         let (median, count) = (self.median(), values.len());
         format!("| {what} | {median:.1} {unit} | {least:.1} to {most:.1} | {count} | {target} {unit} | {verdict} |")
@@ -86,7 +87,8 @@ impl Figures {
 /// When, what, and on what.
 fn machine() -> String {
     let said = |program: &str, arguments: &[&str]| {
-        let output = std::process::Command::new(program).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+        let output =
+            std::process::Command::new(program).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);

@@ -48,7 +48,8 @@ async fn measure(chosen: &str, figures: &mut Figures) -> Result {
         alone_within(HOUR, "idle", async |_, case| ready::measure_idle(&case, figures).await).await?;
     }
     if wanted("contract") {
-        alone_within(HOUR, "contract", async |suite, case| objects::measure_contract(suite, &case, figures).await).await?;
+        alone_within(HOUR, "contract", async |suite, case| objects::measure_contract(suite, &case, figures).await)
+            .await?;
     }
     if wanted("many") {
         alone_within(HOUR, "many", async |suite, case| objects::measure_many(suite, &case, figures).await).await?;

@@ -17,7 +17,8 @@ const TIMES: usize = 5;
 /// Each time in a namespace of its own, one after another.
 pub async fn measure(_: &'static Suite, case: &Case, figures: &mut Figures) -> Result {
     let mut agents = Vec::new();
-    for (instances, target, what) in [(1, 5.0, "apply to Ready, 1 instance"), (3, 15.0, "apply to Ready, 3 instances")] {
+    for (instances, target, what) in [(1, 5.0, "apply to Ready, 1 instance"), (3, 15.0, "apply to Ready, 3 instances")]
+    {
         let mut seconds = Vec::new();
         for _ in 0..TIMES {
             let namespace = case.new_namespace("ready").await?;

@@ -154,7 +154,10 @@ impl World {
                 self.note(|_| "----   faults begin".into());
                 self.after(0, 2_000, Event::Fault);
             } else if self.now > 90_000 {
-                self.violate("S3", format!("a new cluster does not become whole: {}", unsettled.clone().unwrap_or_default()));
+                self.violate(
+                    "S3",
+                    format!("a new cluster does not become whole: {}", unsettled.clone().unwrap_or_default()),
+                );
             }
         } else if !chaos && self.story.calm_from.is_none() && self.check.last_acknowledged + 4_500 < self.now {
             self.violate("S5", "writes are refused although enough members hold".into());
@@ -274,7 +277,9 @@ impl World {
 
     /// Something is happening: the adversary may strike into it.
     pub fn react(&mut self, moment: Moment, node: usize) {
-        let open = self.story.kind == Kind::Chaos && self.story.began && self.story.calm_from.is_none_or(|calm| self.now < calm);
+        let open = self.story.kind == Kind::Chaos
+            && self.story.began
+            && self.story.calm_from.is_none_or(|calm| self.now < calm);
         if !open || self.story.strikes == 0 {
             return;
         }

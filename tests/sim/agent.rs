@@ -223,7 +223,11 @@ impl World {
         if self.nodes[node].agent_frozen_until <= self.now {
             self.tick(node);
         }
-        if self.nodes[node].armed.is_none() && !self.nodes[node].zombie && !active(Mutation::KillerUnarmed) && !active(Mutation::DeadlineDropped) {
+        if self.nodes[node].armed.is_none()
+            && !self.nodes[node].zombie
+            && !active(Mutation::KillerUnarmed)
+            && !active(Mutation::DeadlineDropped)
+        {
             // Whatever it is: a standby may be about to be promoted by an agent that stands still.
             let frozen = self.nodes[node].agent_frozen_until > self.now;
             self.nodes[node].tripped = frozen;
@@ -358,7 +362,11 @@ impl World {
                 } else {
                     seen.version.clone()
                 };
-                Request::Put { version, register: register.clone(), unconditional: active(Mutation::WriteUnconditional) }
+                Request::Put {
+                    version,
+                    register: register.clone(),
+                    unconditional: active(Mutation::WriteUnconditional),
+                }
             }
         };
         let promised = self.nodes[node].volume.state.promise.is_some();
@@ -393,7 +401,11 @@ impl World {
             proof: volume.state.proof.clone(),
             marker: volume.state.marker,
             standby: dir.standby,
-            end_known: if running { !replaying && machine.agent.as_ref().is_some_and(|agent| agent.seen_all) } else { dir.clean || !dir.consistent() },
+            end_known: if running {
+                !replaying && machine.agent.as_ref().is_some_and(|agent| agent.seen_all)
+            } else {
+                dir.clean || !dir.consistent()
+            },
             history,
             hopeless: volume.state.hopeless,
             timeline,
@@ -424,8 +436,12 @@ impl World {
         }
         let (Some(seen), Some(terms)) = (&agent.lease, &agent.terms) else { return Vec::new() };
         let now = self.clock(node);
-        let streaming: Vec<&str> =
-            self.walsenders(node).into_iter().filter(|c| self.conns[*c].flush > 0).map(|c| self.conns[c].name.as_str()).collect();
+        let streaming: Vec<&str> = self
+            .walsenders(node)
+            .into_iter()
+            .filter(|c| self.conns[*c].flush > 0)
+            .map(|c| self.conns[c].name.as_str())
+            .collect();
         let known = agent.book.iter().map(|(id, known)| (id.as_str(), known.clone()));
         let unknown = seen.register.ruled_members().into_iter().filter(|id| !agent.book.contains_key(*id)).map(|id| {
             let instance = id.rsplit_once('-').map_or(id, |(instance, _)| instance).to_owned();
@@ -456,16 +472,19 @@ impl World {
     }
 
     pub fn tell_holder(&mut self, node: usize) {
-        let report = self.view( node, |view| {
+        let report = self.view(node, |view| {
             let seen = view.lease?;
             let EngineState::Standby { source: Some(source), .. } = view.engine else { return None };
             let Data::Present(member) = view.data else { return None };
             (member.timeline == seen.register.timeline && source.term == seen.register.term).then(|| {
-                (source.instance.clone(), Message::Report {
-                    instance: view.me.instance.clone(),
-                    member: member.id.clone(),
-                    term: source.term,
-                })
+                (
+                    source.instance.clone(),
+                    Message::Report {
+                        instance: view.me.instance.clone(),
+                        member: member.id.clone(),
+                        term: source.term,
+                    },
+                )
             })
         });
         if let Some((instance, message)) = report.flatten()

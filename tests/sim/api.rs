@@ -9,9 +9,15 @@ use super::world::{API, Event, World};
 #[derive(Debug, Clone)]
 pub enum Request {
     Get,
-    Put { version: String, register: Box<Register>, unconditional: bool },
+    Put {
+        version: String,
+        register: Box<Register>,
+        unconditional: bool,
+    },
     /// The EndpointSlice `-rw`: read and replaced, never over a higher term.
-    Route { term: i64 },
+    Route {
+        term: i64,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -92,8 +98,18 @@ impl World {
                         let r = &w.api.register;
                         format!(
                             "API    v{} holder={} term={} tl={} est={} released={:?} rules=[{}] end={}",
-                            w.api.version, r.holder, r.term, r.timeline, r.established, r.release,
-                            r.rules.iter().map(|r| format!("{} of {:?}", r.k, r.members)).collect::<Vec<_>>().join("; "), r.end.0,
+                            w.api.version,
+                            r.holder,
+                            r.term,
+                            r.timeline,
+                            r.established,
+                            r.release,
+                            r.rules
+                                .iter()
+                                .map(|r| format!("{} of {:?}", r.k, r.members))
+                                .collect::<Vec<_>>()
+                                .join("; "),
+                            r.end.0,
                         )
                     });
                     self.check_register(&before);

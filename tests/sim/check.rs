@@ -64,7 +64,10 @@ impl World {
             let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
             if let Some(holder) = holder.filter(|h| *h != node && self.api.register.term > term) {
                 if !self.has(holder, id) {
-                    self.violate("S2", format!("{id} was acknowledged in term {term}, and the primary of a later one has not got it"));
+                    self.violate(
+                        "S2",
+                        format!("{id} was acknowledged in term {term}, and the primary of a later one has not got it"),
+                    );
                 }
             }
         }
@@ -117,7 +120,9 @@ impl World {
 
     /// Another start took the Lease: it has everything, and with `Async` it is one that may be elected.
     fn check_taken(&mut self, before: &Register) {
-        let Some(node) = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)) else { return };
+        let Some(node) = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)) else {
+            return;
+        };
         let volume = &self.nodes[node].volume;
         let Some(dir) = &volume.dir else { return };
         let missing = self.missing(dir);
@@ -125,9 +130,14 @@ impl World {
             other.volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof))
                 && other.volume.dir.as_ref().is_some_and(|theirs| theirs.common(dir) == theirs.wal.len())
         });
-        let proven = whole || before.member.as_deref() == Some(volume.state.member.as_str()) || volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
+        let proven = whole
+            || before.member.as_deref() == Some(volume.state.member.as_str())
+            || volume.state.proof.as_deref().is_some_and(|proof| before.proven_by(proof));
         let released = before.release.as_ref().is_some_and(|release| release.lsn.is_some());
-        let outside = !before.rules.is_empty() && before.asynchronous() && !proven && !released
+        let outside = !before.rules.is_empty()
+            && before.asynchronous()
+            && !proven
+            && !released
             && before.rules.iter().any(|rule| !rule.members.contains(&volume.state.member));
         let strayed = before.established > 0 && dir.forks().iter().all(|(timeline, _)| *timeline != before.established);
         let name = self.nodes[node].instance.clone();
@@ -144,7 +154,10 @@ impl World {
     /// Who held the Lease until now does not count itself valid any more, and has had the time to stop.
     fn check_deposed(&mut self, taker: usize, before: &Register) {
         let Some(old) = before.holder_instance().and_then(|instance| self.node_of(instance)) else { return };
-        if old == taker || before.released() || self.nodes[old].agent.as_ref().is_none_or(|agent| agent.me.holder() != before.holder) {
+        if old == taker
+            || before.released()
+            || self.nodes[old].agent.as_ref().is_none_or(|agent| agent.me.holder() != before.holder)
+        {
             return;
         }
         let now = self.clock(old);
@@ -154,7 +167,10 @@ impl World {
         });
         if valid == Some(true) {
             let name = self.nodes[old].instance.clone();
-            self.violate("S1", format!("{name} counts itself valid in term {} while term {} begins", before.term, before.term + 1));
+            self.violate(
+                "S1",
+                format!("{name} counts itself valid in term {} while term {} begins", before.term, before.term + 1),
+            );
         }
     }
 

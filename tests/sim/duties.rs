@@ -55,17 +55,20 @@ impl World {
         let now = self.clock(node);
         self.return_marker(node);
         self.tell_holder(node);
-        let wants_history = self.view( node, |view| {
-            let follower = view.tenure.is_none();
-            view.lease.filter(|_| follower).filter(|seen| {
-                view.fork.is_none_or(|fork| {
-                    fork.term != seen.register.term
-                        || fork.forks.last().map(|(timeline, _)| *timeline) != Some(seen.register.timeline)
-                })
+        let wants_history = self
+            .view(node, |view| {
+                let follower = view.tenure.is_none();
+                view.lease
+                    .filter(|_| follower)
+                    .filter(|seen| {
+                        view.fork.is_none_or(|fork| {
+                            fork.term != seen.register.term
+                                || fork.forks.last().map(|(timeline, _)| *timeline) != Some(seen.register.timeline)
+                        })
+                    })
+                    .and_then(|seen| seen.register.holder_instance().map(str::to_owned))
             })
-            .and_then(|seen| seen.register.holder_instance().map(str::to_owned))
-        })
-        .flatten();
+            .flatten();
         if let Some(holder) = wants_history.and_then(|instance: String| self.node_of(&instance))
             && holder != node
             && let Some(agent) = self.nodes[node].agent.as_mut()
@@ -84,7 +87,7 @@ impl World {
             return;
         }
         let consistent = self.nodes[node].volume.dir.as_ref().is_some_and(Dir::consistent);
-        let returns = self.view( node, |view| {
+        let returns = self.view(node, |view| {
             let agent = self.nodes[node].agent.as_ref();
             let since = agent.is_some_and(|a| a.marker_gone.is_some_and(|gone| a.lease_read_sent > gone));
             match (view.data, view.lease, view.engine) {
@@ -92,7 +95,9 @@ impl World {
                     (consistent || active(Mutation::MarkerTooEarly))
                         && vote::marker_returns(&seen.register, since, member.timeline, member.end)
                 }
-                (Data::Present(_), Some(_), _) => active(Mutation::MarkerTooEarly) && *view.engine == EngineState::Stopped,
+                (Data::Present(_), Some(_), _) => {
+                    active(Mutation::MarkerTooEarly) && *view.engine == EngineState::Stopped
+                }
                 _ => false,
             }
         });
@@ -275,7 +280,8 @@ impl World {
         let now = self.clock(node);
         let Some(agent) = self.nodes[node].agent.as_mut() else { return };
         let Some(tenure) = &agent.tenure else { return };
-        let due = now > tenure.renewed + Duration::from_secs(3) && now > agent.asked_hold + Duration::from_millis(1_500);
+        let due =
+            now > tenure.renewed + Duration::from_secs(3) && now > agent.asked_hold + Duration::from_millis(1_500);
         if !due || tenure.ending.is_some() {
             return;
         }
@@ -313,7 +319,9 @@ impl World {
         match message {
             Message::Freeze { asker, version, round } => self.on_freeze(to, asker, version, round),
             Message::Frozen { round, answer } => {
-                let Some(campaign) = self.nodes[to].agent.as_mut().and_then(|agent| agent.campaign.as_mut()) else { return };
+                let Some(campaign) = self.nodes[to].agent.as_mut().and_then(|agent| agent.campaign.as_mut()) else {
+                    return;
+                };
                 if campaign.round == round {
                     campaign.heard += 1;
                     if let Some(answer) = answer
@@ -328,7 +336,7 @@ impl World {
             }
             Message::Hold { asker, holder, term, sent, generation } => {
                 let now = self.clock(to);
-                let may = self.view( to, |view| vote::may_hold(&view, &holder, term).is_ok());
+                let may = self.view(to, |view| vote::may_hold(&view, &holder, term).is_ok());
                 if may != Some(true) {
                     return;
                 }
@@ -382,7 +390,7 @@ impl World {
     }
 
     fn on_freeze(&mut self, to: usize, asker: usize, version: String, round: u64) {
-        let may = self.view( to, |view| vote::may_freeze(view).map(|_| ()));
+        let may = self.view(to, |view| vote::may_freeze(view).map(|_| ()));
         if let Some(Err(why)) = may {
             self.note(|w| format!("freeze {} refuses v{version}: {why:?}", w.nodes[to].instance));
             self.send(to, asker, Message::Frozen { round, answer: None });
@@ -400,7 +408,8 @@ impl World {
 
     /// Answers those that wait for a freeze, when the receiver has been seen gone.
     pub fn answer_freezes(&mut self, node: usize) {
-        let waiting = self.nodes[node].agent.as_mut().map(|agent| std::mem::take(&mut agent.freezes)).unwrap_or_default();
+        let waiting =
+            self.nodes[node].agent.as_mut().map(|agent| std::mem::take(&mut agent.freezes)).unwrap_or_default();
         if waiting.is_empty() {
             return;
         }
@@ -419,17 +428,23 @@ impl World {
         self.observe(node);
         for (asker, version, round) in waiting {
             let stands = self.nodes[node].volume.state.promise.as_ref().is_some_and(|promise| promise.stands(&version));
-            let answer = self.view( node, |view| {
-                let busy = matches!(view.engine, EngineState::Busy(_));
-                let member = match view.data {
-                    Data::Present(member) if busy => Some(member),
-                    _ => vote::may_freeze(view).ok(),
-                };
-                member.filter(|_| stands || active(Mutation::FreezeSkipped)).map(|member| vote::answer(&view, member, &version, 0, view.stopping))
-            })
-            .flatten();
+            let answer = self
+                .view(node, |view| {
+                    let busy = matches!(view.engine, EngineState::Busy(_));
+                    let member = match view.data {
+                        Data::Present(member) if busy => Some(member),
+                        _ => vote::may_freeze(view).ok(),
+                    };
+                    member
+                        .filter(|_| stands || active(Mutation::FreezeSkipped))
+                        .map(|member| vote::answer(&view, member, &version, 0, view.stopping))
+                })
+                .flatten();
             self.note(|w| match &answer {
-                Some(a) => format!("freeze {} on v{version}: {} at {}/{} proof={:?} recover={}", a.instance, a.member, a.timeline, a.end.0, a.proof, a.must_recover),
+                Some(a) => format!(
+                    "freeze {} on v{version}: {} at {}/{} proof={:?} recover={}",
+                    a.instance, a.member, a.timeline, a.end.0, a.proof, a.must_recover
+                ),
                 None => format!("freeze {} on v{version}: nothing", w.nodes[node].instance),
             });
             self.send(node, asker, Message::Frozen { round, answer });
@@ -546,7 +561,8 @@ impl World {
 
     fn campaign(&mut self, node: usize, version: String) {
         let round = self.id();
-        let asked: Vec<usize> = (0..self.nodes.len()).filter(|other| self.nodes[*other].wanted || *other == node).collect();
+        let asked: Vec<usize> =
+            (0..self.nodes.len()).filter(|other| self.nodes[*other].wanted || *other == node).collect();
         self.note(|w| format!("vote   {} campaigns on v{version}", w.nodes[node].instance));
         if let Some(agent) = self.nodes[node].agent.as_mut() {
             agent.campaign =

@@ -205,7 +205,13 @@ impl World {
             Work::Bootstrap => {
                 let member = agent.me.member_for(&agent.me.instance);
                 let system = format!("sys{id}");
-                let dir = Dir { system, wal: vec![Rec { timeline: 1, id: 0 }; 3], standby: false, clean: true, consistent_at: (1, 0) };
+                let dir = Dir {
+                    system,
+                    wal: vec![Rec { timeline: 1, id: 0 }; 3],
+                    standby: false,
+                    clean: true,
+                    consistent_at: (1, 0),
+                };
                 self.nodes[node].volume.staged = Some((member, dir));
             }
             Work::Clone { from, run, member } => self.cloned(node, from, run, member),
@@ -420,9 +426,10 @@ impl World {
     pub fn check_pg_died(&mut self, node: usize) {
         let gone = self.nodes[node].pg.is_none();
         let Some(agent) = self.nodes[node].agent.as_mut() else { return };
-        let needs = agent.job.as_ref().is_some_and(|job| {
-            matches!(job.work, Work::Promote(_) | Work::Stop { .. } | Work::Follow(_))
-        });
+        let needs = agent
+            .job
+            .as_ref()
+            .is_some_and(|job| matches!(job.work, Work::Promote(_) | Work::Stop { .. } | Work::Follow(_)));
         if gone && needs {
             agent.job = None;
         }

@@ -420,11 +420,19 @@ impl World {
             return;
         }
         let Some(primary) = self.nodes.iter().position(|other| other.instance == source.instance) else { return };
-        if primary == node || !self.reaches(node, primary) || !self.reaches(primary, node) || self.nodes[primary].frozen_until > self.now {
+        if primary == node
+            || !self.reaches(node, primary)
+            || !self.reaches(primary, node)
+            || self.nodes[primary].frozen_until > self.now
+        {
             return;
         }
-        let (Some(theirs), Some(mine)) = (&self.nodes[primary].volume.dir, &self.nodes[node].volume.dir) else { return };
-        let Some(ppg) = self.nodes[primary].pg.as_ref().filter(|pg| pg.writable && !pg.killing && !pg.stopping) else { return };
+        let (Some(theirs), Some(mine)) = (&self.nodes[primary].volume.dir, &self.nodes[node].volume.dir) else {
+            return;
+        };
+        let Some(ppg) = self.nodes[primary].pg.as_ref().filter(|pg| pg.writable && !pg.killing && !pg.stopping) else {
+            return;
+        };
         let prefix = theirs.common(mine);
         let diverged = prefix < mine.wal.len();
         // Beyond the fork it is refused, but not within the same segment.
@@ -464,7 +472,14 @@ impl World {
             pg.receiver = Some(id);
             pg.unflushed.clear();
         }
-        self.note(|w| format!("pg     {} connects to {}{}", w.nodes[node].instance, w.nodes[primary].instance, if diverged { " DIVERGED" } else { "" }));
+        self.note(|w| {
+            format!(
+                "pg     {} connects to {}{}",
+                w.nodes[node].instance,
+                w.nodes[primary].instance,
+                if diverged { " DIVERGED" } else { "" }
+            )
+        });
         self.confirm_to(id, end);
         self.pump(id);
     }

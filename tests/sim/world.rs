@@ -30,31 +30,97 @@ pub enum Message {
 
 #[derive(Debug)]
 pub enum Event {
-    Tick { node: usize, start: u64 },
-    Deadline { node: usize, start: u64 },
-    Request { from: usize, id: u64, request: Request },
-    Answered { to: usize, id: u64, reply: Reply },
-    RequestTimeout { to: usize, id: u64 },
-    Peer { to: usize, message: Message },
-    BallotEnd { node: usize, round: u64 },
-    JobDone { node: usize, job: u64 },
-    Killed { node: usize, run: u64 },
-    Write { node: usize },
-    Acknowledge { node: usize, run: u64, id: u32 },
-    Connect { node: usize, run: u64 },
-    Wal { conn: usize, records: Vec<Rec> },
-    Flush { conn: usize },
-    Confirmed { conn: usize, flush: usize, write: usize },
-    Pump { conn: usize },
-    Kubelet { node: usize, running: Option<String>, terminated: Option<String> },
-    StartContainer { node: usize },
-    EndPod { node: usize },
+    Tick {
+        node: usize,
+        start: u64,
+    },
+    Deadline {
+        node: usize,
+        start: u64,
+    },
+    Request {
+        from: usize,
+        id: u64,
+        request: Request,
+    },
+    Answered {
+        to: usize,
+        id: u64,
+        reply: Reply,
+    },
+    RequestTimeout {
+        to: usize,
+        id: u64,
+    },
+    Peer {
+        to: usize,
+        message: Message,
+    },
+    BallotEnd {
+        node: usize,
+        round: u64,
+    },
+    JobDone {
+        node: usize,
+        job: u64,
+    },
+    Killed {
+        node: usize,
+        run: u64,
+    },
+    Write {
+        node: usize,
+    },
+    Acknowledge {
+        node: usize,
+        run: u64,
+        id: u32,
+    },
+    Connect {
+        node: usize,
+        run: u64,
+    },
+    Wal {
+        conn: usize,
+        records: Vec<Rec>,
+    },
+    Flush {
+        conn: usize,
+    },
+    Confirmed {
+        conn: usize,
+        flush: usize,
+        write: usize,
+    },
+    Pump {
+        conn: usize,
+    },
+    Kubelet {
+        node: usize,
+        running: Option<String>,
+        terminated: Option<String>,
+    },
+    StartContainer {
+        node: usize,
+    },
+    EndPod {
+        node: usize,
+    },
     Fault,
-    Strike { node: usize, what: u64, lasts: Ms },
-    FaultEnd { id: u64 },
+    Strike {
+        node: usize,
+        what: u64,
+        lasts: Ms,
+    },
+    FaultEnd {
+        id: u64,
+    },
     Look,
     /// A watch event of the Lease; it may be old.
-    Watched { node: usize, version: String },
+    Watched {
+        node: usize,
+        version: String,
+    },
 }
 
 struct Item {
@@ -294,7 +360,10 @@ impl World {
     fn stands_still(&self, event: &Event) -> Option<Ms> {
         let (node, agent_only) = match event {
             Event::Tick { node, .. } | Event::BallotEnd { node, .. } | Event::JobDone { node, .. } => (*node, true),
-            Event::Watched { node: to, .. } | Event::Answered { to, .. } | Event::RequestTimeout { to, .. } | Event::Peer { to, .. } => (*to, true),
+            Event::Watched { node: to, .. }
+            | Event::Answered { to, .. }
+            | Event::RequestTimeout { to, .. }
+            | Event::Peer { to, .. } => (*to, true),
             Event::Deadline { node, .. }
             | Event::Killed { node, .. }
             | Event::Write { node }
@@ -305,7 +374,8 @@ impl World {
             _ => return None,
         };
         let machine = &self.nodes[node];
-        let until = if agent_only { machine.frozen_until.max(machine.agent_frozen_until) } else { machine.frozen_until };
+        let until =
+            if agent_only { machine.frozen_until.max(machine.agent_frozen_until) } else { machine.frozen_until };
         (until > self.now).then_some(until)
     }
 

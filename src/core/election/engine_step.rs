@@ -157,6 +157,7 @@ fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {
                 return if present.is_some() { EngineStep::Follow(None) } else { EngineStep::Keep };
             }
             match source {
+                Some(_) if member.hopeless => EngineStep::Stop("it cannot follow: it has to be cloned anew"),
                 Some(source) if present.as_ref() == Some(&source) => EngineStep::Keep,
                 Some(_) if *replaying => EngineStep::Keep,
                 // What is on its way from the former holder may still be flushed: the receiver goes first, and the end is

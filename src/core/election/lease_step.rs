@@ -113,8 +113,8 @@ fn improved(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
     next.planned.retain(|_, id| !view.joined.iter().any(|m| m.member == *id && m.streaming && m.confirmed));
     // The rules change only while the register can be reached: every such write voids the holds, and these are what keeps
     // this holder valid when it cannot.
-    let reached = view.tenure.is_some_and(|tenure| tenure.attempted <= tenure.renewed)
-        || active(Mutation::RulesChangedWhileAway);
+    let reached =
+        view.tenure.is_some_and(|tenure| tenure.attempted <= tenure.renewed) || active(Mutation::RulesChangedWhileAway);
     if let Some(present) = register.rule().filter(|_| reached) {
         let wanted = rules::wanted(terms.durability, terms.k, present, view.joined);
         if let Some(list) = rules::next(&register.rules, &wanted, view.confirmed, view.joined) {

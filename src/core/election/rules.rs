@@ -83,7 +83,10 @@ pub fn wanted(durability: Durability, k: u32, present: &Rule, joined: &[Joined])
     let find = |id: &str| joined.iter().find(|member| member.member == id);
     let fresh: BTreeSet<String> = joined.iter().filter(|m| m.counts()).map(|m| m.member.clone()).collect();
     // A member of which the holder knows nothing stays: unknown is not absent.
-    let stays = |id: &&String| active(Mutation::DeadMemberStays) || find(id).is_none_or(|m| !m.leaving && (m.streaming || m.gone_for < GRACE_SECONDS));
+    let stays = |id: &&String| {
+        active(Mutation::DeadMemberStays)
+            || find(id).is_none_or(|m| !m.leaving && (m.streaming || m.gone_for < GRACE_SECONDS))
+    };
     let mut members: BTreeSet<String> = present.members.iter().filter(stays).cloned().collect();
     members.extend(fresh);
     if members.len() < needed { present.clone() } else { Rule { members, k } }
@@ -187,7 +190,9 @@ pub fn setting(rule: &Rule, joined: &[Joined]) -> SyncSetting {
     if rule.k == 0 {
         return SyncSetting { k: 0, members: Vec::new() };
     }
-    let confirmed = |id: &&String| active(Mutation::ListedUnconfirmed) || joined.iter().any(|member| member.confirmed && member.member == **id);
+    let confirmed = |id: &&String| {
+        active(Mutation::ListedUnconfirmed) || joined.iter().any(|member| member.confirmed && member.member == **id)
+    };
     let mut members: Vec<String> = rule.members.iter().filter(confirmed).cloned().collect();
     if members.is_empty() && active(Mutation::SettingEmptied) {
         return SyncSetting { k: 0, members };

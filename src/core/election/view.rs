@@ -50,8 +50,6 @@ pub struct View<'a> {
     pub container_id: Option<&'a str>,
     /// The rule that is proven to be in force (the holder only).
     pub confirmed: Option<&'a Rule>,
-    /// Whether the holder said that the WAL which this replica needs next is gone: it can never catch up.
-    pub cannot_follow: bool,
     /// Whether this agent was asked to end.
     pub stopping: bool,
 }

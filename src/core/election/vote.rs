@@ -133,7 +133,9 @@ pub fn may_freeze<'a>(view: &View<'a>) -> Result<&'a Member, NoAnswer> {
     }
     match view.engine {
         EngineState::Busy(_) => Err(NoAnswer::Busy),
-        EngineState::Standby { replaying: true, .. } if !active(Mutation::ReplayingAnswered) => Err(NoAnswer::Replaying),
+        EngineState::Standby { replaying: true, .. } if !active(Mutation::ReplayingAnswered) => {
+            Err(NoAnswer::Replaying)
+        }
         // A primary without a valid Lease is about to be killed.
         EngineState::Primary if !active(Mutation::FreezeByHolder) => Err(NoAnswer::Busy),
         EngineState::Standby { .. } | EngineState::Stopped | EngineState::Primary => Ok(member),

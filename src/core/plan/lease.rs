@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::children::lasting;
 use super::{Action, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Lsn, Report};
+use crate::api::agent::{ClusterConfig, Report};
 use crate::core::build::{Scope, child};
 use crate::core::election::{Register, Release};
 use crate::core::world::{ChildId, Kind, Known, Volume, World};
@@ -88,9 +88,10 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
     }
     let timeline = newest.timeline.unwrap_or(1);
     Ok(Register {
-        release: Some(Release { timeline, lsn: newest.lsn.unwrap_or(Lsn(0)) }),
+        release: Some(Release { timeline, lsn: newest.lsn, wish: None }),
         // Above every one that an agent still knows, so that none takes it for an older one.
         term: reports.iter().map(|report| report.term).max().unwrap_or(0).saturating_add(1),
+        timeline,
         established: timeline,
         reserved: timeline,
         system_id: newest.system_id.clone(),

@@ -30,10 +30,27 @@ fn the_first_plan_makes_everything() {
     let mut world = empty(json!({"instances": 3}));
     let first = plan(&world);
     for id in [
-        "ConfigMap db-config", "ServiceAccount db-agent", "Role db-agent", "RoleBinding db-agent", "Service db-rw", "Service db-ro",
-        "Service db-r", "Service db", "EndpointSlice db-rw", "EndpointSlice db-ro", "PodDisruptionBudget db", "Secret db-ca",
-        "Secret db-app", "Secret db-superuser", "Secret db-server", "Secret db-replication", "Lease db-primary",
-        "PersistentVolumeClaim db-3", "Pod db-1", "Pod db-2", "Pod db-3",
+        "ConfigMap db-config",
+        "ServiceAccount db-agent",
+        "Role db-agent",
+        "RoleBinding db-agent",
+        "Service db-rw",
+        "Service db-ro",
+        "Service db-r",
+        "Service db",
+        "EndpointSlice db-rw",
+        "EndpointSlice db-ro",
+        "PodDisruptionBudget db",
+        "Secret db-ca",
+        "Secret db-app",
+        "Secret db-superuser",
+        "Secret db-server",
+        "Secret db-replication",
+        "Lease db-primary",
+        "PersistentVolumeClaim db-3",
+        "Pod db-1",
+        "Pod db-2",
+        "Pod db-3",
     ] {
         assert!(ids(&first).contains(&id), "{id} in {:?}", ids(&first));
     }
@@ -90,7 +107,8 @@ fn replicas_roll_one_at_a_time_and_the_primary_last() {
     settle(&mut world);
     change(&mut world, json!({"instances": 3, "image": "postgres:17.9"}));
     let plans = settle(&mut world);
-    let deleted: Vec<Vec<String>> = plans.iter().map(|plan| deletions(plan, Kind::Pod)).filter(|d| !d.is_empty()).collect();
+    let deleted: Vec<Vec<String>> =
+        plans.iter().map(|plan| deletions(plan, Kind::Pod)).filter(|d| !d.is_empty()).collect();
     assert_eq!(deleted, [["db-3"], ["db-2"], ["db-1"]]);
     let reason = plans.iter().flat_map(|plan| &plan.steps).find(|step| step.id == "deletion of Pod db-3").unwrap();
     assert_eq!((reason.reason.as_str(), reason.event), ("image from postgres:17 to postgres:17.9", Some("Rolling")));
@@ -265,7 +283,10 @@ fn a_failure_is_told_in_its_words() {
     let plan = plan(&world);
     let failure = Failure {
         child: None,
-        trouble: Trouble { reason: "QuotaExceeded".into(), sentence: "Pod db-1 cannot be created: exceeded quota".into() },
+        trouble: Trouble {
+            reason: "QuotaExceeded".into(),
+            sentence: "Pod db-1 cannot be created: exceeded quota".into(),
+        },
     };
     world.object.status = Some(status(&world, &plan, &[failure]));
     let (holds, reason, sentence) = condition(&world, "Degraded");
@@ -313,7 +334,9 @@ fn certificates_are_renewed_and_passwords_rotated() {
     let fresh: Vec<bool> = plan(&world)
         .steps
         .iter()
-        .filter_map(|step| if let Action::MakeSecret { fresh_password, .. } = step.action { Some(fresh_password) } else { None })
+        .filter_map(|step| {
+            if let Action::MakeSecret { fresh_password, .. } = step.action { Some(fresh_password) } else { None }
+        })
         .collect();
     assert_eq!(fresh, [true, true]);
     settle(&mut world);
@@ -323,7 +346,11 @@ fn certificates_are_renewed_and_passwords_rotated() {
 fn a_users_secret_that_is_missing_is_named_and_waited_for() {
     let world = empty(json!({"instances": 1, "secrets": {"app": "mine"}}));
     let plan = plan(&world);
-    assert!(plan.notices.iter().any(|notice| notice.sentence.contains("mine") && notice.sentence.contains("does not exist")));
+    assert!(
+        plan.notices
+            .iter()
+            .any(|notice| notice.sentence.contains("mine") && notice.sentence.contains("does not exist"))
+    );
     assert!(!ids(&plan).contains(&"Pod db-1"));
 }
 
