@@ -360,7 +360,8 @@ impl Agent {
         if !self.duties.slots.due() {
             return;
         }
-        let wanted: Vec<String> = self.members.ids().iter().map(|id| slots::of(id)).collect();
+        let instances = self.terms.as_ref().map(|terms| terms.instances.clone()).unwrap_or_default();
+        let wanted: Vec<String> = self.members.ids(&instances).iter().map(|id| slots::of(id)).collect();
         let missing: Vec<String> =
             wanted.iter().filter(|name| !seen.slots.iter().any(|slot| slot.name == **name)).cloned().collect();
         let mut known: Vec<String> = register.ruled_members().into_iter().map(slots::of).collect();
@@ -370,8 +371,7 @@ impl Agent {
             |slot: &&Slot| slot.name.starts_with(slots::PREFIX) && !slot.active && !known.contains(&slot.name);
         let strange: Vec<String> = seen.slots.iter().filter(strange).map(|slot| slot.name.clone()).collect();
         // The slot of an instance that was removed for good keeps WAL for nobody.
-        let instances: Vec<String> =
-            self.terms.iter().flat_map(|terms| &terms.instances).map(|name| slots::of(name) + "_").collect();
+        let instances: Vec<String> = instances.iter().map(|name| slots::of(name) + "_").collect();
         let of_wanted = |slot: &str| instances.iter().any(|instance| slot.starts_with(instance));
         let now = boottime();
         self.duties.strange_slots.retain(|name, _| strange.contains(name));

@@ -126,9 +126,9 @@ impl Members {
             .collect()
     }
 
-    /// Ids that have or may need a slot.
-    pub fn ids(&self) -> BTreeSet<String> {
-        self.known.keys().cloned().collect()
+    /// Ids that have or may need a slot: members of instances that are wanted.
+    pub fn ids(&self, wanted: &[String]) -> BTreeSet<String> {
+        self.known.iter().filter(|(_, known)| wanted.contains(&known.instance)).map(|(id, _)| id.clone()).collect()
     }
 
     /// The replicas for the report.
@@ -236,7 +236,8 @@ mod tests {
     fn an_instance_with_a_new_member_id_forgets_the_old_one() {
         let mut members = book(vec![heard("db-2", "db-2-a", 5)], &[]);
         members.hear(vec![heard("db-2", "db-2-b", 5)], 5, Some("s"), &["db-2".into()]);
-        assert_eq!(members.ids().into_iter().collect::<Vec<_>>(), ["db-2-b"]);
+        assert_eq!(members.ids(&wanted()).into_iter().collect::<Vec<_>>(), ["db-2-b"]);
+        assert!(members.ids(&["db-1".into()]).is_empty(), "an instance that is not wanted needs no slot");
         let joined = members.joined(&register(&["db-2-a"]), &wanted(), Duration::from_secs(140));
         assert!(!find(&joined, "db-2-a").confirmed);
     }
