@@ -29,7 +29,6 @@ pub struct Postmaster {
 #[derive(Debug, Default)]
 struct Says {
     wal_is_gone: AtomicBool,
-    diverged: AtomicBool,
     complaint: Mutex<String>,
 }
 
@@ -137,11 +136,6 @@ impl Postmaster {
         self.says.wal_is_gone.load(Ordering::Relaxed)
     }
 
-    /// Whether it said that its history left its primary's.
-    pub fn diverged(&self) -> bool {
-        self.says.diverged.load(Ordering::Relaxed)
-    }
-
     /// The last thing that it complained about.
     pub fn complaint(&self) -> String {
         self.says.complaint.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -195,9 +189,6 @@ async fn follow(pipe: impl tokio::io::AsyncRead + Unpin, says: Arc<Says>) {
     while let Some(line) = lines.next().await {
         if logline::says_wal_is_gone(&line) {
             says.wal_is_gone.store(true, Ordering::Relaxed);
-        }
-        if logline::says_it_diverged(&line) {
-            says.diverged.store(true, Ordering::Relaxed);
         }
         if let Some(complaint) = logline::complaint(&line) {
             complaint.clone_into(&mut says.complaint.lock().unwrap_or_else(PoisonError::into_inner));

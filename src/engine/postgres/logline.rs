@@ -51,13 +51,6 @@ pub fn says_wal_is_gone(line: &str) -> bool {
         || line.contains("cannot read from replication slot") && line.contains("invalidated")
 }
 
-/// Whether it says that this standby's history left the primary's: it can never stream again.
-pub fn says_it_diverged(line: &str) -> bool {
-    line.contains("is not a child of this server's history")
-        || line.contains("highest timeline") && line.contains("of the primary is behind recovery timeline")
-        || line.contains("forked off current database system timeline")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,9 +84,6 @@ mod tests {
         ));
         assert!(says_wal_is_gone(
             "FATAL:  could not start WAL streaming: ERROR:  cannot read from replication slot \"x\"\tDETAIL:  This slot has been invalidated because it exceeded the maximum reserved size."
-        ));
-        assert!(says_it_diverged(
-            "LOG:  new timeline 2 forked off current database system timeline 1 before current recovery point 0/5000110"
         ));
         assert!(!says_wal_is_gone("LOG:  started streaming WAL from primary at 0/3000000 on timeline 1"));
     }
