@@ -42,12 +42,19 @@ async fn restored<F: Future<Output = ()>>(plane: Arc<Plane>, test: impl FnOnce(A
     }
 }
 
-/// Replaces the definition, as `kubectl replace` would.
+/// Replaces the definition, as `kubectl replace` would. The API server's own controllers write the status of a definition just after
+/// it changed: whoever lost to them reads again.
 async fn replace(client: &Client, definition: &CustomResourceDefinition) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let mut wanted = definition.clone();
-    wanted.metadata = definitions.get(CRD_NAME).await.unwrap().metadata;
-    definitions.replace(CRD_NAME, &PostParams::default(), &wanted).await.unwrap();
+    eventually("the definition to be replaced", PATIENCE, async || {
+        wanted.metadata = definitions.get(CRD_NAME).await.unwrap().metadata;
+        match definitions.replace(CRD_NAME, &PostParams::default(), &wanted).await {
+            Err(kube::Error::Api(status)) if status.is_conflict() => None,
+            other => Some(other.unwrap()),
+        }
+    })
+    .await;
 }
 
 fn bare() -> CustomResourceDefinition {
