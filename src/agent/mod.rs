@@ -9,6 +9,7 @@ pub mod error;
 pub mod fence;
 pub mod files;
 pub mod inject;
+pub mod killer;
 pub mod lease;
 pub mod members;
 pub mod observe;
