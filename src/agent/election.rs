@@ -6,13 +6,10 @@ use tokio::sync::oneshot;
 
 use super::Error;
 use super::history::history_of;
-use super::postmaster::Postmaster;
-use super::process::{Processes, boottime};
+use super::process::boottime;
 use super::run::{Agent, Event};
-use super::sql::Socket;
-use super::tool::Tool;
+use super::standstill::stand;
 use crate::api::agent::{ElectionPhase, ElectionReport, Lsn, Phase};
-use crate::api::names::SUPERUSER;
 use crate::core::election::choose::{Verdict, judge};
 use crate::core::election::vote::{Read, answer, marker_returns, may_freeze};
 use crate::core::election::{Answer, Ballot, Boot, Data, EngineState, History, NoAnswer, Promise};
@@ -248,7 +245,7 @@ impl Agent {
         self.elections.standing_still = Some(serial);
         let (socket, processes, events) = (self.place.socket.clone(), self.processes.clone(), self.events.clone());
         tokio::spawn(async move {
-            let outcome = stand(&socket, &postmaster, &processes).await;
+            let outcome = stand(&socket, &postmaster, &processes, FREEZE).await;
             let _ = events.send(Event::StoodStill(serial, outcome)).await;
         });
     }
@@ -365,43 +362,4 @@ impl Agent {
         let version = promise.versions.iter().next_back()?;
         report(ElectionPhase::Frozen, version, Vec::new(), "follows nobody while an election is held".into())
     }
-}
-
-/// Stops the WAL receiver by configuration (which stands) and by signal, has seen it gone, and reads the end of the WAL. It is
-/// the startup process that ends a receiver on a change of the configuration, and that one may be stuck.
-async fn stand(socket: &Socket, postmaster: &Postmaster, processes: &Processes) -> Result<(u32, Lsn), Error> {
-    let end = tokio::time::Instant::now() + FREEZE;
-    let mut gone_before = false;
-    loop {
-        let session = socket.open("postgres").await?;
-        if session.setting("primary_conninfo").await?.is_empty() {
-            let receivers = postmaster.end_receivers();
-            let gone = receivers == 0 && !session.has_receiver().await?;
-            if gone && gone_before {
-                break;
-            }
-            gone_before = gone;
-        }
-        if tokio::time::Instant::now() >= end {
-            return Err(Error::Timeout("the end of the WAL receiver".into()));
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    identify(socket, processes).await
-}
-
-/// Timeline and end of the WAL on disk, as the replication protocol tells it: no SQL function does after a restart.
-async fn identify(socket: &Socket, processes: &Processes) -> Result<(u32, Lsn), Error> {
-    let conninfo = format!(
-        "host={} port={} user={SUPERUSER} dbname=postgres replication=true connect_timeout=2",
-        socket.folder.display(),
-        socket.port
-    );
-    let text = Tool::new("psql").args(["-X", "-A", "-t", "-F", "|", "-c", "IDENTIFY_SYSTEM", "-d"]).arg(conninfo);
-    let text = text.silence(Duration::from_secs(2)).run(processes).await?;
-    let invalid = || Error::Invalid { what: "the answer to IDENTIFY_SYSTEM", message: text.clone() };
-    let mut fields = text.trim().split('|').skip(1);
-    let timeline = fields.next().and_then(|field| field.parse().ok()).ok_or_else(invalid)?;
-    let end = fields.next().and_then(|field| field.parse().ok()).ok_or_else(invalid)?;
-    Ok((timeline, end))
 }

@@ -7,7 +7,7 @@ use super::bootstrap::{Wish, bootstrap, control};
 use super::clone::clone;
 use super::conf::Aim;
 use super::fence::Fence;
-use super::history::reserve;
+use super::history::{forget_reserved, reserve};
 use super::peers::Peers;
 use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
 use super::process::boottime;
@@ -128,7 +128,7 @@ impl Agent {
         }
         tracing::info!(timeline = target, "is promoted");
         let pgdata = self.place.layout.pgdata();
-        reserve(&pgdata, member.timeline, member.end, target)?;
+        reserve(&pgdata, member.timeline, target)?;
         // It stands in the configuration before the first write: not even the first commit is alone.
         let names = sync_names::any(sync.k, &sync.members);
         let chosen = self.chosen(config);
@@ -177,6 +177,9 @@ impl Agent {
         let files = self.place.files(config, &chosen, &aim)?;
         files.write(&self.place.layout.pgdata())?;
         self.duties.wrote(chosen, &aim, files);
+        if let Data::Present(member) = &self.data {
+            forget_reserved(&self.place.layout.pgdata(), member.timeline)?;
+        }
         tracing::info!(
             follows = source.as_ref().map(|source| source.instance.as_str()),
             "starts PostgreSQL as a replica"

@@ -246,6 +246,11 @@ impl Session {
         get(&self.row("its WAL receiver", "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver)").await?, 0)
     }
 
+    /// End of what a standby has received since it started, on whatever timeline.
+    pub async fn received(&self) -> Result<Option<Lsn>, Error> {
+        Ok(position(get(&self.row("what it received", "SELECT pg_last_wal_receive_lsn()::text").await?, 0)?))
+    }
+
     /// Ends every client's session but this one.
     pub async fn terminate_clients(&self) -> Result<(), Error> {
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
