@@ -173,6 +173,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
         term: 0,
         register: None,
         timeline: None,
+        history: Vec::new(),
         lsn: None,
         replayed: None,
         streaming: false,
@@ -183,6 +184,11 @@ pub(super) fn first_report(me: &Identity) -> Report {
         disk: None,
         replicas: Vec::new(),
         rules_confirmed: false,
+        draining: false,
+        election: None,
+        held: false,
+        lease_age_seconds: None,
+        unavailable_seconds: 0.0,
     }
 }
 

@@ -182,6 +182,8 @@ pub struct ObjectFacts {
     pub restart: Option<String>,
     /// Value of [`crate::api::names::ANNOTATION_ROTATE_PASSWORDS`].
     pub rotate_passwords: Option<String>,
+    /// Value of [`crate::api::names::ANNOTATION_ACCEPT_LOSS`].
+    pub accept_loss: Option<String>,
     /// The status as it was last written.
     pub status: Option<HelloOperatorStatus>,
 }

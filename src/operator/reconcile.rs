@@ -22,7 +22,7 @@ use super::streams::{Mirrors, hello_operators};
 use crate::api::Category;
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
 use crate::api::status::HelloOperatorStatus;
-use crate::core::plan::{Action, Plan, plan};
+use crate::core::plan::{Action, DATA_LOSS_ACCEPTED, Plan, plan};
 use crate::core::status::status;
 use crate::core::world::{ChildId, Failure, Kind, World};
 use crate::leader::Gate;
@@ -176,7 +176,8 @@ impl Reconciler {
                 let note = format!("{}: {}", step.id, step.reason);
                 let child = step.child(&world.object.names);
                 let (child, occasion) = (child.as_ref(), entry.generation);
-                let news = News { warning: false, reason, note: &note, child, occasion };
+                let warning = reason == DATA_LOSS_ACCEPTED;
+                let news = News { warning, reason, note: &note, child, occasion };
                 self.events.tell(key, &entry.uid, news).await;
             }
         }

@@ -3,6 +3,7 @@
 //! Descriptions are what `kubectl explain` shows. Every rule here that the API server checks in CEL is checked again,
 //! in the same words, by [`crate::core::cluster`]; a test keeps the two equal.
 
+mod failover;
 mod pod;
 mod postgresql;
 mod replication;
@@ -10,6 +11,7 @@ mod schema;
 mod services;
 mod storage;
 
+pub use failover::{FailoverSpec, STOP_SECONDS};
 pub use pod::{ImagePullPolicy, PodSpec};
 pub use postgresql::PostgresqlSpec;
 pub use replication::{Durability, ReplicationSpec};
@@ -120,6 +122,16 @@ pub struct HelloOperatorSpec {
     #[serde(default)]
     pub replication: ReplicationSpec,
 
+    /// Name of the instance that should be primary, such as my-helloworld-2: changing it is a planned switchover, done as
+    /// soon as that instance is ready. Default: whichever is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub primary: Option<String>,
+
+    /// When another instance takes over.
+    #[serde(default)]
+    pub failover: FailoverSpec,
+
     /// PostgreSQL itself.
     #[serde(default)]
     pub postgresql: PostgresqlSpec,
@@ -157,6 +169,8 @@ impl Default for HelloOperatorSpec {
             pod: PodSpec::default(),
             storage: StorageSpec::default(),
             replication: ReplicationSpec::default(),
+            primary: None,
+            failover: FailoverSpec::default(),
             postgresql: PostgresqlSpec::default(),
             services: ServicesSpec::default(),
             secrets: SecretsSpec::default(),

@@ -21,6 +21,9 @@ use super::world::{ChildId, Failure, SecretKind, Trouble, World};
 use crate::api::agent::{LeaveCommand, RestartCommand};
 use crate::api::spec::State;
 
+/// Reason of the event that tells of a loss that a human accepts: a warning, unlike the events of other steps.
+pub const DATA_LOSS_ACCEPTED: &str = "DataLossAccepted";
+
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {

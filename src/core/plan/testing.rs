@@ -38,6 +38,7 @@ pub fn empty(wanted: Value) -> World {
             unreadable: None,
             restart: None,
             rotate_passwords: None,
+            accept_loss: None,
             status: None,
         },
         crd_degraded: false,
@@ -280,7 +281,22 @@ pub fn agents_work(world: &mut World) {
             disk: None,
             replicas: Vec::new(),
             rules_confirmed: true,
+            history: Vec::new(),
+            draining: false,
+            election: None,
+            held: false,
+            lease_age_seconds: None,
+            unavailable_seconds: 0.0,
         };
         world.reports.insert(ordinal, Known::Present(report));
     }
+}
+
+/// The agents elect another primary.
+pub fn hand_over(world: &mut World, to: u8) {
+    let name = world.object.names.instance(to);
+    let register = present(&mut present(&mut world.lease).register);
+    register.term += 1;
+    register.holder = format!("{name}/uid/nonce");
+    agents_work(world);
 }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::testing::{agents_work, apply_to, change, empty, present, settle};
+use super::testing::{agents_work, apply_to, change, empty, hand_over, present, settle};
 use super::{Action, Doing, Plan, plan};
 use crate::api::agent::{Lsn, Phase};
 use crate::api::spec::Durability;
@@ -191,6 +191,47 @@ fn a_setting_that_needs_a_restart_restarts_replicas_first() {
         .filter(|step| matches!(step.action, Action::Restart { .. }))
         .count();
     assert_eq!(again, 3);
+}
+
+#[test]
+fn the_bounds_of_the_lease_and_an_accepted_loss_reach_the_agents() {
+    let failover = json!({"leaseDurationSeconds": 30, "renewDeadlineSeconds": 20, "retryPeriodSeconds": 3});
+    let mut world = empty(json!({"instances": 3, "failover": failover}));
+    settle(&mut world);
+    let bounds = present(&mut world.config).lease;
+    assert_eq!((bounds.duration, bounds.renew_deadline, bounds.retry_period), (30, 20, 3));
+    let term = plan(&world).members.term;
+    world.object.accept_loss = Some((term + 1).to_string());
+    assert!(plan(&world).settled(), "another term's annotation says nothing");
+    world.object.accept_loss = Some(term.to_string());
+    let next = plan(&world);
+    let step = &next.steps[0];
+    assert_eq!((step.id.as_str(), step.event), ("ConfigMap db-config", Some(super::DATA_LOSS_ACCEPTED)));
+    settle(&mut world);
+    assert_eq!(present(&mut world.config).accept_loss, Some(term));
+    present(&mut present(&mut world.lease).register).term += 1;
+    let plans = settle(&mut world);
+    assert_eq!(plans[0].steps[0].event, None);
+    assert_eq!(present(&mut world.config).accept_loss, None, "it counts once");
+}
+
+#[test]
+fn scaling_down_keeps_the_instance_that_should_be_primary() {
+    let wanted = |instances| json!({"instances": instances, "primary": "db-3", "replication": {"durability": "Async"}});
+    let mut world = empty(wanted(3));
+    settle(&mut world);
+    change(&mut world, wanted(2));
+    settle(&mut world);
+    assert_eq!(present(&mut world.pods).keys().copied().collect::<Vec<_>>(), [1, 3]);
+    change(&mut world, wanted(1));
+    settle(&mut world);
+    assert_eq!(present(&mut world.pods).len(), 2);
+    let (holds, reason, sentence) = condition(&world, "Degraded");
+    assert_eq!((holds.as_str(), reason.as_str()), ("True", "ScalingRefused"));
+    assert!(sentence.contains("once db-3 is primary"), "{sentence}");
+    hand_over(&mut world, 3);
+    settle(&mut world);
+    assert_eq!(present(&mut world.pods).keys().copied().collect::<Vec<_>>(), [3]);
 }
 
 #[test]
