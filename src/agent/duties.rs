@@ -188,6 +188,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
         election: None,
         held: false,
         lease_age_seconds: None,
+        rejoined: None,
         unavailable_seconds: 0.0,
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::apply::{Applied, Applier};
 use super::crd::Degraded;
 use super::error::{Error, call};
-use super::events::{self, Events, News};
+use super::events::{self, Events, News, Told};
 use super::mirror::ClusterKey;
 use super::object::Entry;
 use super::observe::{Observer, blank};
@@ -323,13 +323,14 @@ impl Reconciler {
         before: Option<&HelloOperatorStatus>,
         after: &HelloOperatorStatus,
     ) {
-        for (warning, reason, note) in events::of_status(before, after) {
+        for Told { warning, reason, note, term } in events::of_status(before, after) {
             if warning {
                 tracing::warn!(cluster = %key, reason, "{note}");
             } else {
                 tracing::info!(cluster = %key, reason, "{note}");
             }
-            let news = News { warning, reason: &reason, note: &note, child: None, occasion: entry.generation };
+            let occasion = term.unwrap_or(entry.generation);
+            let news = News { warning, reason: &reason, note: &note, child: None, occasion };
             self.events.tell(key, &entry.uid, news).await;
         }
     }

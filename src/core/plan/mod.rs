@@ -13,6 +13,7 @@ mod tests;
 mod volumes;
 
 pub use members::Members;
+pub use pods::serves;
 pub use secrets::{SecretContent, SecretInputs};
 
 use super::accept::{Accepted, Refused, accept};

@@ -7,11 +7,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use serde_json::Value;
 
 use super::{Action, Plan, SecretContent, plan};
-use crate::api::agent::{ClusterConfig, Lsn, Phase, Report};
+use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, Lsn, Phase, ReplicaReport, Report};
 use crate::api::names::{ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONFIG_KEY, LABEL_ROLE, Names};
-use crate::api::spec::HelloOperatorSpec;
+use crate::api::spec::{Durability, HelloOperatorSpec};
 use crate::core::build::Child;
-use crate::core::election::Register;
+use crate::core::election::{Register, Rule};
 use crate::core::status::status;
 use crate::core::world::{
     CertificateFacts, ChildMeta, Kind, Known, LeaseFacts, ObjectFacts, Owner, PodFacts, SecretFacts, SecretKind,
@@ -105,7 +105,7 @@ fn put(world: &mut World, child: &Child) {
         Kind::Lease => {
             let lease: Lease = serde_json::from_value(child.body.clone()).unwrap();
             let register = Known::Present(Register::from_lease(&lease).unwrap());
-            world.lease = Known::Present(LeaseFacts { meta, register, since: None });
+            world.lease = Known::Present(LeaseFacts { meta, register, since: None, hand_over: None });
         }
         Kind::PersistentVolumeClaim => {
             let (name, volume) = match child.id.name.strip_suffix("-wal") {
@@ -249,8 +249,23 @@ pub fn agents_work(world: &mut World) {
         register.holder = format!("{}/uid/nonce", names.instance(primary));
         register.system_id = Some("7".into());
     }
+    let member = |ordinal: &u8| format!("m{ordinal}");
+    let followers = || ordinals.iter().filter(|ordinal| **ordinal != primary);
+    register.rules = match config.durability {
+        Durability::Quorum => vec![Rule::new(followers().map(member), u32::try_from(config.sync_replicas).unwrap())],
+        Durability::Async => vec![Rule::none()],
+    };
+    let replicas: Vec<ReplicaReport> = followers()
+        .map(|ordinal| ReplicaReport {
+            member: member(ordinal),
+            instance: Some(names.instance(*ordinal)),
+            flushed: None,
+            replayed: None,
+            streaming: true,
+        })
+        .collect();
     let term = register.term;
-    for ordinal in ordinals {
+    for ordinal in ordinals.clone() {
         let pod = present(&mut world.pods).get_mut(&ordinal).unwrap();
         (pod.running, pod.ready) = (true, true);
         let before = world.reports.get(&ordinal).and_then(Known::present).cloned();
@@ -266,7 +281,7 @@ pub fn agents_work(world: &mut World) {
             agent_version: "1".into(),
             phase: if ordinal == primary { Phase::Primary } else { Phase::Replica },
             message: None,
-            member: Some(format!("m{ordinal}")),
+            member: Some(member(&ordinal)),
             system_id: Some("7".into()),
             term,
             register: None,
@@ -279,13 +294,14 @@ pub fn agents_work(world: &mut World) {
             pending_restart: pending,
             restarted_for: before.and_then(|report| report.restarted_for),
             disk: None,
-            replicas: Vec::new(),
+            replicas: if ordinal == primary { replicas.clone() } else { Vec::new() },
             rules_confirmed: true,
             history: Vec::new(),
             draining: false,
             election: None,
             held: false,
             lease_age_seconds: None,
+            rejoined: None,
             unavailable_seconds: 0.0,
         };
         world.reports.insert(ordinal, Known::Present(report));
@@ -295,8 +311,19 @@ pub fn agents_work(world: &mut World) {
 /// The agents elect another primary.
 pub fn hand_over(world: &mut World, to: u8) {
     let name = world.object.names.instance(to);
-    let register = present(&mut present(&mut world.lease).register);
+    let lease = present(&mut world.lease);
+    let register = present(&mut lease.register);
+    let from = register.holder_instance().map(Into::into);
     register.term += 1;
     register.holder = format!("{name}/uid/nonce");
+    register.release = None;
+    lease.hand_over = Some(HandOver {
+        term: register.term,
+        from,
+        to: name,
+        reason: HandOverReason::Shutdown,
+        started_at: "2027-01-15T08:00:00.5Z".into(),
+        completed_at: Some("2027-01-15T08:00:01.75Z".into()),
+    });
     agents_work(world);
 }
