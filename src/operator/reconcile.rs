@@ -197,18 +197,19 @@ impl Reconciler {
     /// Tells of each restart once, when its command was taken: the command is repeated until it is carried out.
     async fn tell_restarts(&self, key: &ClusterKey, entry: &Entry, world: &World, applied: &Applied) {
         for (step, error) in &applied.failed {
-            let (Error::Pending(_), Action::Restart { ordinal, command }, Some(reason)) =
-                (error, &step.action, step.event)
-            else {
-                continue;
+            let (ordinal, id) = match &step.action {
+                Action::Restart { ordinal, command } => (*ordinal, &command.id),
+                Action::Switchover { primary, command } => (*primary, &command.id),
+                _ => continue,
             };
-            let this = (*ordinal, command.id.clone());
+            let (Error::Pending(_), Some(reason)) = (error, step.event) else { continue };
+            let this = (ordinal, id.clone());
             let told = match self.memories().get_mut(key) {
                 Some(memory) => memory.restart.replace(this.clone()) == Some(this),
                 None => true,
             };
             if !told {
-                let child = ChildId::new(Kind::Pod, world.object.names.instance(*ordinal));
+                let child = ChildId::new(Kind::Pod, world.object.names.instance(ordinal));
                 let note = format!("{}: {}", step.id, step.reason);
                 let news =
                     News { warning: false, reason, note: &note, child: Some(&child), occasion: entry.generation };

@@ -225,6 +225,13 @@ pub fn apply_to(world: &mut World, plan: &Plan) {
                 report.pending_restart.clear();
                 report.restarted_for = Some(command.id.clone());
             }
+            Action::Switchover { primary, command } => {
+                let report = present(world.reports.get_mut(primary).unwrap());
+                report.pending_restart.clear();
+                report.restarted_for = Some(command.id.clone());
+                let to = *present(&mut world.pods).keys().find(|ordinal| *ordinal != primary).unwrap();
+                hand_over(world, to);
+            }
             Action::Leave { .. } => {}
         }
     }
@@ -264,6 +271,12 @@ pub fn agents_work(world: &mut World) {
             streaming: true,
         })
         .collect();
+    // Who was ready is handed the role, when it should have it.
+    let wished = config.spec.primary.as_deref().and_then(|name| names.ordinal(name));
+    let ready = |ordinal: &u8| world.reports.get(ordinal).and_then(Known::present).is_some_and(|report| report.ready);
+    if let Some(wished) = wished.filter(|wished| *wished != primary && ready(wished) && ready(&primary)) {
+        return hand_over(world, wished);
+    }
     let term = register.term;
     for ordinal in ordinals.clone() {
         let pod = present(&mut world.pods).get_mut(&ordinal).unwrap();
@@ -326,4 +339,23 @@ pub fn hand_over(world: &mut World, to: u8) {
         completed_at: Some("2027-01-15T08:00:01.75Z".into()),
     });
     agents_work(world);
+}
+
+pub fn ids(plan: &Plan) -> Vec<&str> {
+    plan.steps.iter().map(|step| step.id.as_str()).collect()
+}
+
+pub fn deletions(plan: &Plan, kind: Kind) -> Vec<String> {
+    plan.steps
+        .iter()
+        .filter_map(|step| match &step.action {
+            Action::Delete { id, .. } if id.kind == kind => Some(id.name.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+pub fn condition(world: &World, kind: &str) -> (String, String, String) {
+    let found = world.object.status.as_ref().unwrap().conditions.iter().find(|c| c.type_ == kind).unwrap();
+    (found.status.clone(), found.reason.clone(), found.message.clone())
 }
