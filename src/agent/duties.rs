@@ -194,6 +194,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
         election: None,
         held: false,
         lease_age_seconds: None,
+        rejoined: None,
         unavailable_seconds: 0.0,
     }
 }
@@ -596,6 +597,7 @@ impl Agent {
         report.pending_restart.clone_from(&self.duties.pending);
         report.restarted_for.clone_from(&self.state.restarted_for);
         report.disk = self.place.layout.disk().ok();
+        report.rejoined.clone_from(&self.state.rejoined);
         report.draining = self.stopping.is_some();
         report.election = self.election_report();
         if let Some(tenure) = &self.tenure {
