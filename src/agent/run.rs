@@ -66,8 +66,8 @@ pub enum Event {
     Job(u64, Box<JobEnd>),
     /// PostgreSQL said what it does, or that it accepts no sessions yet, or did not answer.
     Observed(Result<Option<Box<Observation>>, Error>),
-    /// The other agents answered.
-    Heard(Vec<Heard>, Vec<String>, i64),
+    /// Another agent answered what it does, or did not, in this term.
+    Heard(String, Option<Box<Heard>>, i64),
     /// A proof of a sync rule ended.
     Confirmed(Rule, String, Result<bool, Error>),
     /// PostgreSQL has read its configuration again.
@@ -83,11 +83,11 @@ pub enum Event {
     /// A candidate asks to freeze on this version of the Lease.
     Freeze(String, oneshot::Sender<FreezeAnswer>),
     /// Another member answered this agent's own freeze on this version, or did not.
-    Answered(String, Option<Answer>),
+    Answered(String, Option<Box<Answer>>),
     /// The standstill with this number: timeline and end of the WAL.
     StoodStill(u64, Result<(u32, Lsn), Error>),
     /// The holder answered, or did not.
-    HolderSaid(Option<Heard>),
+    HolderSaid(Option<Box<Heard>>),
     /// The holder asks for a hold.
     Hold(HoldRequest, oneshot::Sender<HoldReply>),
     /// A member promised a hold: for which rules, and when it was asked.
