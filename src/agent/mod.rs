@@ -18,6 +18,7 @@ pub mod peers;
 pub mod postmaster;
 pub mod process;
 pub mod report;
+pub mod rewind;
 pub mod rules;
 pub mod run;
 pub mod server;
