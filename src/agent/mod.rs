@@ -16,6 +16,7 @@ pub mod members;
 pub mod observe;
 pub mod peers;
 pub mod postmaster;
+pub mod probe;
 pub mod process;
 pub mod report;
 pub mod rewind;
