@@ -7,9 +7,10 @@
 mod case;
 mod client;
 mod dump;
+pub mod election;
 mod idle;
 mod program;
-mod suite;
+pub(crate) mod suite;
 mod terminal;
 
 use std::future::Future;
@@ -22,7 +23,7 @@ pub use case::{Case, condition, json_at};
 pub use client::ClientPod;
 pub use idle::writes_while_idle;
 pub use program::Said;
-pub use suite::Suite;
+pub use suite::{Suite, variable};
 pub use terminal::Terminal;
 
 /// What fails in a case, fails with any error; it is printed.

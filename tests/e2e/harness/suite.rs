@@ -180,6 +180,6 @@ async fn script(path: &str, arguments: &[&str]) -> Result<String> {
 }
 
 #[allow(clippy::disallowed_methods, reason = "the place where tests read their environment")]
-fn variable(name: &str) -> Option<String> {
+pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
