@@ -18,10 +18,10 @@ async fn checker(suite: &'static Suite, case: Case) -> Result {
     let world = World::start(suite, &case, spec, Load::LIGHT).await?;
     world.converged().await?;
     let (term, (primary, first, second)) = (world.term().await?, world.roles().await?);
-    let node = world.node_of(&primary).await?;
+    let node = world.node_of(&primary)?;
     let network = suite.cluster().network(node.number());
     for replica in [&first, &second] {
-        network.cut_between(world.node_of(replica).await?).await?;
+        network.cut_between(world.node_of(replica)?).await?;
     }
     tokio::time::sleep(Duration::from_secs(3)).await;
     let only_there = Instant::now();

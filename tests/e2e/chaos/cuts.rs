@@ -24,7 +24,7 @@ async fn cuts(suite: &'static Suite, case: Case) -> Result {
 
     // The primary reaches its replicas, and not the API server: they hold, and not one write is refused.
     let (term, primary) = (world.term().await?, world.primary().await?);
-    let node = world.node_of(&primary).await?;
+    let node = world.node_of(&primary)?;
     let began = Instant::now();
     network(node).cut_control_plane().await?;
     tokio::time::sleep(CUT).await;
@@ -41,9 +41,9 @@ async fn cuts(suite: &'static Suite, case: Case) -> Result {
     // It reaches the API server, and no replica: no commit can be acknowledged, and none is lost.
     let (primary, first, second) = world.roles().await?;
     let began = Instant::now();
-    let node = world.node_of(&primary).await?;
+    let node = world.node_of(&primary)?;
     for replica in [&first, &second] {
-        network(node).cut_between(world.node_of(replica).await?).await?;
+        network(node).cut_between(world.node_of(replica)?).await?;
     }
     tokio::time::sleep(CUT).await;
     network(node).heal().await?;
@@ -55,7 +55,7 @@ async fn cuts(suite: &'static Suite, case: Case) -> Result {
     // It is heard by nobody and hears everybody, and the reverse.
     for hears in [true, false] {
         let (term, primary) = (world.term().await?, world.primary().await?);
-        let node = world.node_of(&primary).await?;
+        let node = world.node_of(&primary)?;
         let began = Instant::now();
         if hears {
             network(node).cut_from().await?
@@ -72,9 +72,9 @@ async fn cuts(suite: &'static Suite, case: Case) -> Result {
     // A replica that loses the API server, or the primary, disturbs nobody.
     let (term, (primary, replica, _)) = (world.term().await?, world.roles().await?);
     let began = Instant::now();
-    let node = world.node_of(&replica).await?;
+    let node = world.node_of(&replica)?;
     network(node).cut_control_plane().await?;
-    network(node).cut_between(world.node_of(&primary).await?).await?;
+    network(node).cut_between(world.node_of(&primary)?).await?;
     tokio::time::sleep(CUT).await;
     let cost = world.cost_since(began, world.term().await? - term);
     network(node).heal().await?;

@@ -105,9 +105,14 @@ async fn happens(world: &World, blow: &Blow, rest: Duration) -> Result {
             // Whom the first one took away cannot be struck again.
             let again = next.strike(world, whom(*other)).await;
             tokio::time::sleep(rest).await;
-            fault.undo(world, whom(*index)).await?;
+            let mut all = vec![(*fault, *index)];
             if again.is_ok() && !(fault == next && index == other) {
-                next.undo(world, whom(*other)).await?;
+                all.push((*next, *other));
+            }
+            // A node that is cut off does not become Ready when its power is back.
+            all.sort_by_key(|(fault, _)| *fault != Fault::Partition);
+            for (fault, index) in all {
+                fault.undo(world, whom(index)).await?;
             }
             Ok(())
         }
@@ -140,7 +145,7 @@ async fn happens(world: &World, blow: &Blow, rest: Duration) -> Result {
             Ok(())
         }
         Blow::HalfCut(index, hears) => {
-            let node = world.node_of(whom(*index)).await?;
+            let node = world.node_of(whom(*index))?;
             let network = world.suite.cluster().network(node.number());
             if *hears {
                 network.cut_from().await?

@@ -77,8 +77,7 @@ impl Fault {
     /// Does it to an instance; returns when it began.
     pub async fn strike(self, world: &World, instance: &str) -> Result<Instant> {
         let pod = world.pod(instance);
-        // Looked up before: it takes a while.
-        let node = world.node_of(instance).await?;
+        let node = world.node_of(instance)?;
         let pods = world.case.api::<Pod>();
         let began = Instant::now();
         match self {
@@ -103,9 +102,9 @@ impl Fault {
     /// Puts back what does not come back by itself.
     pub async fn undo(self, world: &World, instance: &str) -> Result {
         match self {
-            Self::PowerLoss => Ok(world.node_of(instance).await?.revive().await?),
+            Self::PowerLoss => Ok(world.node_of(instance)?.revive().await?),
             Self::Partition => {
-                let node = world.node_of(instance).await?;
+                let node = world.node_of(instance)?;
                 Ok(world.suite.cluster().network(node.number()).heal().await?)
             }
             // The kubelet ends what is frozen; the rest is repaired by the agents.

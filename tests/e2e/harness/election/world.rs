@@ -1,5 +1,6 @@
 //! A cluster of three with writing clients, and what must hold in it whatever happened.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,6 @@ use futures::future::join_all;
 use hello_operator::api::agent::Lsn;
 use hello_operator::api::names::{ANNOTATION_REGISTER, Names};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -40,6 +40,8 @@ pub struct World {
     pub case: Case,
     pub names: Names,
     instances: Vec<String>,
+    /// Where each instance runs: its volume is there, so it stays.
+    homes: BTreeMap<String, u8>,
     writer: Writer,
     /// Whether the object's status is kept up to date.
     pub operated: bool,
@@ -54,10 +56,15 @@ impl World {
 
     /// The clients of a cluster that runs.
     pub async fn write_to(suite: &'static Suite, case: &Case, load: Load) -> Result<Self> {
-        let instances = case.pods(NAME).await?.iter().map(ResourceExt::name_any).collect();
+        let mut homes = BTreeMap::new();
+        for pod in case.pods(NAME).await? {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).ok_or("it is on a node")?;
+            homes.insert(pod.name_any(), node.trim_start_matches("node").parse()?);
+        }
+        let instances = homes.keys().cloned().collect();
         let writer = Writer::start(case, NAME, load).await?;
         let names = Names::new(NAME);
-        let world = Self { suite, case: case.clone(), names, instances, writer, operated: true };
+        let world = Self { suite, case: case.clone(), names, instances, homes, writer, operated: true };
         world.writes_on(SOON).await?;
         Ok(world)
     }
@@ -104,10 +111,9 @@ impl World {
     }
 
     /// Where an instance runs.
-    pub async fn node_of(&self, instance: &str) -> Result<Node> {
-        let pod = self.case.api::<Pod>().get(instance).await?;
-        let node = pod.spec.and_then(|spec| spec.node_name).ok_or("it is on a node")?;
-        Ok(self.suite.cluster().node(node.trim_start_matches("node").parse()?))
+    pub fn node_of(&self, instance: &str) -> Result<Node> {
+        let number = self.homes.get(instance).ok_or_else(|| format!("nobody knows {instance}"))?;
+        Ok(self.suite.cluster().node(*number))
     }
 
     pub fn pod(&self, instance: &str) -> crate::cluster::Pod {
