@@ -1,5 +1,7 @@
 //! The table "What triggers a hand-over", row by row, on one cluster.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use super::{LONG, bound, round, say, wanted};
@@ -23,6 +25,10 @@ async fn triggers(suite: &'static Suite, case: Case, operator: OperatorIs) -> Re
     world.converged().await?;
     operator.arrange(suite).await?;
     world.operated = operator == OperatorIs::Running;
+    let quiet = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (rows, gap) = (world.ledger().count_since(quiet), world.cost_since(quiet, 0).gap);
+    say(&format!("3 s in which nothing happens: {rows} rows, longest gap {gap:.2?}"));
     let mut slow = Vec::new();
     for fault in wanted() {
         let recovery =
