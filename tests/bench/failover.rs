@@ -136,12 +136,17 @@ pub async fn measure(suite: &'static Suite, case: &Case, chosen: &str) -> Result
                 // One that fails is no reason to have no other figure, if the cluster finds back.
                 Err(error) => failed.push(format!("{}: {error}", figure.name())),
             }
-            if operator == OperatorIs::Away && matches!(figure, Figure::Fault(fault, _) if fault.needs_operator()) {
+            let borrowed = operator == OperatorIs::Away
+                && matches!(figure, Figure::Fault(fault, _) if fault.needs_operator() || fault.restarts());
+            if borrowed {
                 start_operator(suite).await?;
-                world.converged().await?;
+            }
+            world.converged().await?;
+            if borrowed || operator == OperatorIs::Running {
+                world.forget_restarts().await?;
+            }
+            if borrowed {
                 suite.stop_operator().await?;
-            } else {
-                world.converged().await?;
             }
         }
     }

@@ -80,6 +80,7 @@ async fn chaos(suite: &'static Suite, case: Case, time: Duration, seed: u32) -> 
         world.one_primary_with_every_row().await.map_err(what)?;
         let healed = world.converged().await.map_err(what)?;
         let cost = world.cost_since(began, world.term().await? - term);
+        world.forget_restarts().await.map_err(what)?;
         say(&format!(
             "  gap {:.1?}, {} failed, {} takes, all stream after {healed:.1?}",
             cost.gap, cost.failures, cost.takes

@@ -1,4 +1,4 @@
-//! Disks that are full: nobody can do it better, so nobody takes over, and growth is the way out.
+//! Disks that are full: nobody can do it better, so nobody takes over, and growth is the way out. And one that hangs.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use hello_operator::api::names::{CONTAINER, DATA_MOUNT};
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::{LONG, say};
+use super::{LONG, TAKEN, say};
 use crate::harness::election::{Load, World};
 use crate::harness::{Case, READY, Result, Suite, alone_within};
 
@@ -41,5 +41,28 @@ async fn disk_full(suite: &'static Suite, case: Case) -> Result {
     world.one_primary_with_every_row().await?;
     world.converged().await?;
     say(&format!("full, grown, and writing again after {:.0?}", full.elapsed()));
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "long: make test-all"]
+async fn a_disk_that_hangs_costs_the_lease_and_no_row() -> Result {
+    alone_within(LONG, "disk-hangs", disk_hangs).await
+}
+
+async fn disk_hangs(suite: &'static Suite, case: Case) -> Result {
+    let spec = json!({"storage": {"size": "512Mi", "storageClassName": "local-sized"}});
+    let world = World::start(suite, &case, spec, Load::LIGHT).await?;
+    world.converged().await?;
+    let (term, primary) = (world.term().await?, world.primary().await?);
+    let began = Instant::now();
+    // Neither PostgreSQL nor its killed processes can end meanwhile.
+    world.pod(&primary).freeze_disk(CONTAINER, DATA_MOUNT, Duration::from_secs(45)).await?;
+    let recovery = world.taken(began, term, TAKEN).await?;
+    say(&format!("the disk of {primary} hangs: gap {:.1?}", recovery.gap));
+    assert!(recovery.gap < Duration::from_secs(35), "no write for {:.1?}", recovery.gap);
+    tokio::time::sleep(Duration::from_secs(48).saturating_sub(began.elapsed())).await;
+    world.one_primary_with_every_row().await?;
+    world.converged().await?;
     Ok(())
 }

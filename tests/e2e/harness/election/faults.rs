@@ -74,6 +74,11 @@ impl Fault {
         matches!(self, Self::PodDeleted | Self::PodEvicted)
     }
 
+    /// Whether the kubelet restarts the container afterwards, a little later each time.
+    pub fn restarts(self) -> bool {
+        matches!(self, Self::ContainerKilled | Self::AgentFrozen | Self::ContainerFrozen)
+    }
+
     /// Does it to an instance; returns when it began.
     pub async fn strike(self, world: &World, instance: &str) -> Result<Instant> {
         let pod = world.pod(instance);

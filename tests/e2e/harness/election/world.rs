@@ -8,6 +8,7 @@ use futures::future::join_all;
 use hello_operator::api::agent::Lsn;
 use hello_operator::api::names::{ANNOTATION_REGISTER, Names};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -266,6 +267,21 @@ impl World {
     }
 
     // --- doing
+
+    /// Replaces the Pods of replicas whose container was restarted: the kubelet waits longer with each restart, up to five
+    /// minutes, and a series of faults would measure that. For this the operator runs.
+    pub async fn forget_restarts(&self) -> Result {
+        let mut replaced = false;
+        for instance in self.replicas().await? {
+            let pod = self.case.api::<Pod>().get(&instance).await?;
+            let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+            if statuses.iter().any(|status| status.restart_count > 0) {
+                self.case.replaced::<Pod>(&instance).await?;
+                replaced = true;
+            }
+        }
+        if replaced { self.converged().await.map(drop) } else { Ok(()) }
+    }
 
     /// Asks for another primary, as a user does.
     pub async fn ask_for(&self, instance: &str) -> Result {
