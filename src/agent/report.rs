@@ -203,6 +203,12 @@ mod tests {
             replicas: Vec::new(),
             register: None,
             rules_confirmed: true,
+            history: Vec::new(),
+            draining: false,
+            election: None,
+            held: false,
+            lease_age_seconds: None,
+            unavailable_seconds: 0.0,
         };
         report.replicas.push(ReplicaReport {
             member: "m2".into(),

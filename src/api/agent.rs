@@ -32,6 +32,10 @@ pub struct ClusterConfig {
     pub hba: Vec<String>,
     /// Bounds of the primary Lease.
     pub lease: LeaseBounds,
+    /// Term of the register for which a human accepted that acknowledged writes may be lost. It counts once, because the take
+    /// moves the term on.
+    #[serde(default)]
+    pub accept_loss: Option<i64>,
 }
 
 /// Bounds of the primary Lease, in seconds.
@@ -83,6 +87,9 @@ pub struct Report {
     /// Timeline of its WAL.
     #[serde(default)]
     pub timeline: Option<u32>,
+    /// The history of a primary's data: each timeline with the position at which it was left, its own last, without one.
+    #[serde(default)]
+    pub history: Vec<(u32, Option<Lsn>)>,
     /// Last position on its disk.
     #[serde(default)]
     pub lsn: Option<Lsn>,
@@ -113,6 +120,110 @@ pub struct Report {
     /// Whether the sync rule in force is confirmed (a primary).
     #[serde(default)]
     pub rules_confirmed: bool,
+    /// Whether its Pod ends.
+    #[serde(default)]
+    pub draining: bool,
+    /// What it does in an election, while there is one.
+    #[serde(default)]
+    pub election: Option<ElectionReport>,
+    /// Whether it is valid only by the promises of the members, because the API server is away (the holder).
+    #[serde(default)]
+    pub held: bool,
+    /// Seconds since its last successful renewal was sent (the holder).
+    #[serde(default)]
+    pub lease_age_seconds: Option<f64>,
+    /// Seconds in which this instance was to take writes and did not, since its agent began.
+    #[serde(default)]
+    pub unavailable_seconds: f64,
+}
+
+/// An election as one agent sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ElectionReport {
+    /// Where it stands.
+    pub phase: ElectionPhase,
+    /// Version of the Lease on which it is held.
+    pub version: String,
+    /// Members that are needed and did not answer.
+    #[serde(default)]
+    pub missing: Vec<String>,
+    /// For people.
+    pub sentence: String,
+}
+
+/// Where an election stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ElectionPhase {
+    /// This member promised a candidate to follow nobody until the Lease has changed.
+    Frozen,
+    /// This agent asks all members.
+    Campaigning,
+    /// Another member should rather take the Lease.
+    StandingBack,
+    /// Nobody who answered may take it.
+    Blocked,
+}
+
+/// The last hand-over of the Lease, told by who took it: annotation [`crate::api::names::ANNOTATION_HAND_OVER`] of the Lease. Nothing
+/// is decided by it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HandOver {
+    /// The term that it began (until it is taken: that which it ends).
+    pub term: i64,
+    /// Instance that was primary.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Instance that took over; empty until then.
+    #[serde(default)]
+    pub to: String,
+    /// Why.
+    pub reason: HandOverReason,
+    /// When the former primary stopped, or was last heard of (RFC 3339).
+    pub started_at: String,
+    /// When the new one took writes, and clients were led to it.
+    #[serde(default)]
+    pub completed_at: Option<String>,
+}
+
+/// Why the Lease changed hands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HandOverReason {
+    /// Somebody asked for another primary.
+    Switchover,
+    /// The primary's Pod was told to end: a drain, an eviction, a roll, a deletion.
+    Shutdown,
+    /// PostgreSQL ended by itself.
+    PostgresDied,
+    /// PostgreSQL or its disk did not answer any more.
+    PostgresHung,
+    /// The primary's container ended.
+    AgentDied,
+    /// Nobody renewed the Lease.
+    LeaseRanOut,
+    /// A human accepted a loss.
+    Forced,
+    /// The same instance came back.
+    Restart,
+}
+
+impl HandOverReason {
+    /// As metrics and events name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Switchover => "switchover",
+            Self::Shutdown => "shutdown",
+            Self::PostgresDied => "postgresDied",
+            Self::PostgresHung => "postgresHung",
+            Self::AgentDied => "agentDied",
+            Self::LeaseRanOut => "leaseRanOut",
+            Self::Forced => "forced",
+            Self::Restart => "restart",
+        }
+    }
 }
 
 /// What an instance does.
@@ -186,6 +297,47 @@ pub struct LeaveCommand {
     pub term: i64,
     /// Name of the instance that leaves.
     pub instance: String,
+}
+
+/// `POST /v1/switchover`: the holder hands over to a replica that is ready. 200 once it does not hold the Lease any more, 202 while
+/// that is under way, 409 with a sentence when nobody is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SwitchoverCommand {
+    /// Term of the Lease that the operator saw.
+    pub term: i64,
+    /// Names this command.
+    pub id: String,
+    /// To whom; None: whoever is ready.
+    #[serde(default)]
+    pub to: Option<String>,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+/// `POST /v1/freeze`, from agent to agent: follow nobody until the Lease shows another version than this.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreezeRequest {
+    /// resourceVersion of the Lease on which the candidate judged it to be free.
+    pub version: String,
+}
+
+/// `POST /v1/hold`, from the holder to a member: answer no freeze and take no Lease for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldRequest {
+    /// Holder string of who asks.
+    pub holder: String,
+    /// Its term.
+    pub term: i64,
+}
+
+/// A hold that was promised.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldAnswer {
+    /// Name of the instance.
+    pub instance: String,
+    /// Id of the member that promised it.
+    pub member: String,
 }
 
 /// The answer to a command.

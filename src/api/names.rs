@@ -46,6 +46,8 @@ pub const ANNOTATION_SECRETS: &str = "terry.com/secrets";
 pub const ANNOTATION_ROTATE_PASSWORDS: &str = "terry.com/rotate-passwords";
 /// Annotation of a HelloOperator: any new value restarts PostgreSQL, replicas first.
 pub const ANNOTATION_RESTART: &str = "terry.com/restart";
+/// Annotation of the Lease: the last hand-over, as JSON ([`crate::api::agent::HandOver`]). For people, events and metrics only.
+pub const ANNOTATION_HAND_OVER: &str = "terry.com/hand-over";
 /// Annotation of the Lease: the register of the election, as JSON ([`crate::core::election::Register`]).
 pub const ANNOTATION_REGISTER: &str = "terry.com/register";
 /// Annotation of an EndpointSlice: the term of the holder who wrote it.

@@ -86,6 +86,7 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         parameters: cluster.parameters.clone(),
         hba: cluster.hba.clone(),
         lease: LeaseBounds::default(),
+        accept_loss: None,
         spec,
     };
     Ok(Accepted { cluster, config, notices })
