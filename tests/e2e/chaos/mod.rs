@@ -52,10 +52,10 @@ async fn round(world: &mut World, fault: Fault, operator: OperatorIs) -> Result<
     Ok(recovery)
 }
 
-/// The faults that are wanted: all, or those whose name contains FAULT.
+/// The faults that are wanted: all, or those whose name contains a part of FAULT (`power|cut off`).
 fn wanted() -> Vec<Fault> {
-    let part = variable("FAULT").unwrap_or_default();
-    Fault::ALL.into_iter().filter(|fault| fault.name().contains(&part)).collect()
+    let parts = variable("FAULT").unwrap_or_default();
+    Fault::ALL.into_iter().filter(|fault| parts.split('|').any(|part| fault.name().contains(part))).collect()
 }
 
 /// The history of a run, at once: a case that hangs has said how far it came.
