@@ -208,6 +208,7 @@ mod tests {
             election: None,
             held: false,
             lease_age_seconds: None,
+            rejoined: None,
             unavailable_seconds: 0.0,
         };
         report.replicas.push(ReplicaReport {

@@ -132,9 +132,34 @@ pub struct Report {
     /// Seconds since its last successful renewal was sent (the holder).
     #[serde(default)]
     pub lease_age_seconds: Option<f64>,
+    /// How its copy was last made fit to follow, after it could not. The first clone of an instance is none.
+    #[serde(default)]
+    pub rejoined: Option<Rejoined>,
     /// Seconds in which this instance was to take writes and did not, since its agent began.
     #[serde(default)]
     pub unavailable_seconds: f64,
+}
+
+/// A copy that could not follow, and can again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rejoined {
+    /// How.
+    pub how: Rejoin,
+    /// When it was done (RFC 3339).
+    pub at: String,
+    /// Why it could not follow, in a sentence.
+    pub reason: String,
+}
+
+/// How a copy is made fit to follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Rejoin {
+    /// It was taken back to where the primary's history left its own.
+    Rewound,
+    /// It was copied anew.
+    Recloned,
 }
 
 /// An election as one agent sees it.
@@ -211,6 +236,18 @@ pub enum HandOverReason {
 }
 
 impl HandOverReason {
+    /// All of them, for metrics that show a zero before the first one.
+    pub const ALL: [Self; 8] = [
+        Self::Switchover,
+        Self::Shutdown,
+        Self::PostgresDied,
+        Self::PostgresHung,
+        Self::AgentDied,
+        Self::LeaseRanOut,
+        Self::Forced,
+        Self::Restart,
+    ];
+
     /// As metrics and events name it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -222,6 +259,20 @@ impl HandOverReason {
             Self::LeaseRanOut => "leaseRanOut",
             Self::Forced => "forced",
             Self::Restart => "restart",
+        }
+    }
+
+    /// For people.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::Switchover => "another primary was asked for",
+            Self::Shutdown => "its Pod was told to end",
+            Self::PostgresDied => "PostgreSQL ended by itself",
+            Self::PostgresHung => "PostgreSQL or its disk did not answer any more",
+            Self::AgentDied => "its container ended",
+            Self::LeaseRanOut => "it did not renew its Lease any more",
+            Self::Forced => "a human accepted that acknowledged writes may be lost",
+            Self::Restart => "it came back by itself",
         }
     }
 }

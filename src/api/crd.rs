@@ -4,11 +4,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use super::names::MAX_NAME;
+use super::names::{MAX_INSTANCES, MAX_NAME};
 use super::spec::HelloOperator;
 
 /// Rules on the whole object: (rule, message).
 pub fn root_rules() -> Vec<(String, String)> {
+    let ordinals = (1..=MAX_INSTANCES).map(|ordinal| format!("'{ordinal}'")).collect::<Vec<_>>().join(", ");
     vec![
         (
             format!("self.metadata.name.size() <= {MAX_NAME}"),
@@ -19,8 +20,15 @@ pub fn root_rules() -> Vec<(String, String)> {
             "use a name that begins with a letter and has only lower case letters, digits and hyphens (no dots), such as my-helloworld"
                 .into(),
         ),
+        (
+            format!("!has(self.spec) || !has(self.spec.primary) || [{ordinals}].exists(n, self.spec.primary == self.metadata.name + '-' + n)"),
+            PRIMARY.into(),
+        ),
     ]
 }
+
+/// What `spec.primary` must be.
+pub const PRIMARY: &str = "primary must be the name of an instance of this object: its own name, a hyphen and 1 to 9, such as my-helloworld-2";
 
 /// Rules on the spec: (rule, message). `oldSelf` rules hold on updates only.
 pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
@@ -28,6 +36,14 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
         (
             "!has(self.replication) || !has(self.replication.durability) || self.replication.durability != 'Quorum' || self.replication.syncReplicas < self.instances",
             "with durability Quorum, syncReplicas must be smaller than instances: lower replication.syncReplicas, raise instances, or say replication.durability: Async",
+        ),
+        (
+            "!has(self.failover) || self.failover.renewDeadlineSeconds + 2 < self.failover.leaseDurationSeconds",
+            RENEW_DEADLINE,
+        ),
+        (
+            "!has(self.failover) || self.failover.retryPeriodSeconds * 2 < self.failover.renewDeadlineSeconds",
+            RETRY_PERIOD,
         ),
         (
             "!has(oldSelf.engine) || !has(self.engine) || self.engine == oldSelf.engine",
@@ -51,6 +67,12 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
         ),
     ]
 }
+
+/// What relates deadline and duration of the Lease.
+pub const RENEW_DEADLINE: &str = "failover.renewDeadlineSeconds must be more than 2 less than leaseDurationSeconds, because the stop of PostgreSQL takes up to 2 seconds: lower the one or raise the other";
+
+/// What relates pace and deadline of renewals.
+pub const RETRY_PERIOD: &str = "failover.retryPeriodSeconds must be less than half of renewDeadlineSeconds, so that one renewal may fail: lower the one or raise the other";
 
 /// Rule and message that keep a quantity from going down.
 pub const NEVER_SHRINKS: (&str, &str) = (
@@ -173,6 +195,7 @@ mod tests {
                 Some("array") => field.get("maxItems").is_some(),
                 Some("object") => field.get("additionalProperties").is_none() || field.get("maxProperties").is_some(),
                 Some("integer") => field.get("x-kubernetes-validations").is_some(),
+                Some("boolean") => true,
                 _ => field.get("maxLength").is_some() || path == "spec.version",
             };
             assert!(bounded || path == "spec.imagePullSecrets.name", "{path} has no bound: {field}");

@@ -46,6 +46,9 @@ pub const ANNOTATION_SECRETS: &str = "terry.com/secrets";
 pub const ANNOTATION_ROTATE_PASSWORDS: &str = "terry.com/rotate-passwords";
 /// Annotation of a HelloOperator: any new value restarts PostgreSQL, replicas first.
 pub const ANNOTATION_RESTART: &str = "terry.com/restart";
+/// Annotation of a HelloOperator: a human accepts that acknowledged writes are lost, so that an election that is blocked at
+/// this term can be decided. It counts once: the next term is another.
+pub const ANNOTATION_ACCEPT_LOSS: &str = "terry.com/accept-data-loss";
 /// Annotation of the Lease: the last hand-over, as JSON ([`crate::api::agent::HandOver`]). For people, events and metrics only.
 pub const ANNOTATION_HAND_OVER: &str = "terry.com/hand-over";
 /// Annotation of the Lease: the register of the election, as JSON ([`crate::core::election::Register`]).
@@ -112,8 +115,7 @@ impl Names {
     }
     /// Ordinal of an instance, from its name.
     pub fn ordinal(&self, instance: &str) -> Option<u8> {
-        let ordinal = instance.strip_prefix(&self.cluster)?.strip_prefix('-')?.parse().ok()?;
-        (1..=MAX_INSTANCES).contains(&ordinal).then_some(ordinal)
+        (1..=MAX_INSTANCES).find(|ordinal| self.instance(*ordinal) == instance)
     }
     /// Volume of an instance's WAL.
     pub fn wal_volume(&self, ordinal: u8) -> String {
@@ -207,7 +209,7 @@ mod tests {
     fn an_ordinal_is_read_back_from_an_instance_of_this_cluster_only() {
         let names = Names::new("db");
         assert_eq!(names.ordinal("db-3"), Some(3));
-        for other in ["db-0", "db-10", "db-rw", "db2-1", "db-1-wal", "db"] {
+        for other in ["db-0", "db-10", "db-01", "db-+1", "db-rw", "db2-1", "db-1-wal", "db"] {
             assert_eq!(names.ordinal(other), None, "{other}");
         }
     }

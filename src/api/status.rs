@@ -33,6 +33,12 @@ pub struct HelloOperatorStatus {
     /// The instance that takes writes, as its Lease says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<PrimaryStatus>,
+    /// Where the election stands, as its Lease and the agents say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub election: Option<ElectionStatus>,
+    /// The last time that the primary's role changed hands, or came back to the same instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failover: Option<LastFailover>,
     /// Every instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<InstanceStatus>,
@@ -57,6 +63,60 @@ pub struct PrimaryStatus {
     pub since: Option<Time>,
 }
 
+/// Where the election stands.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ElectionStatus {
+    /// Term of the Lease: one higher at each change of hands.
+    pub term: i64,
+    /// Held: an instance holds the Lease. HandOver: it changes hands. Electing: the holder is not heard of, and the others
+    /// look who may take over. Blocked: nobody may, see the condition WriteAvailable. Released: nobody is to hold it.
+    pub phase: ElectionPhase,
+    /// Instance that was primary before this term.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Instance that took over, or is taking over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Why it changed hands: switchover, shutdown, postgresDied, postgresHung, agentDied, leaseRanOut, forced or restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Where an election stands, as people are told.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ElectionPhase {
+    /// An instance holds the Lease.
+    Held,
+    /// It changes hands.
+    HandOver,
+    /// The holder is not heard of, and the others look who may take over.
+    Electing,
+    /// Nobody may take over.
+    Blocked,
+    /// Nobody is to hold it: it was never held, or the cluster is hibernated.
+    #[default]
+    Released,
+}
+
+/// A hand-over that is complete.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LastFailover {
+    /// Term that it began.
+    pub term: i64,
+    /// Instance that was primary.
+    pub from: String,
+    /// Instance that took over.
+    pub to: String,
+    /// Why: switchover, shutdown, postgresDied, postgresHung, agentDied, leaseRanOut, forced or restart.
+    pub reason: String,
+    /// When the former primary stopped, or was last heard of (RFC 3339).
+    pub started_at: String,
+    /// Seconds until the new one took writes and clients were led to it.
+    pub duration_seconds: f64,
+}
+
 /// One instance.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -79,9 +139,24 @@ pub struct InstanceStatus {
     /// Node that it runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// How its copy was last made fit to follow, after it could not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejoined: Option<RejoinedStatus>,
     /// What is wrong, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// A copy that could not follow, and can again.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct RejoinedStatus {
+    /// Rewound or Recloned.
+    pub how: String,
+    /// When (RFC 3339).
+    pub at: String,
+    /// Why it could not follow.
+    pub reason: String,
 }
 
 /// The sync rules.
@@ -93,6 +168,9 @@ pub struct ReplicationStatus {
     /// The rules in force, such as `ANY 1 (my-helloworld-2, my-helloworld-3)`; a commit must satisfy the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
+    /// Whether the primary has proven that the last rule is in force and no older one is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirmed: Option<bool>,
 }
 
 fn conditions_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {

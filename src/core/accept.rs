@@ -1,12 +1,14 @@
 //! From the spec as it is written to the spec that is acted upon: what a cluster cannot follow is held back, with a
 //! sentence that says why and what to write.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
 use super::cluster::{Cluster, Invalid, transition};
 use super::election::Register;
-use super::world::{Known, Trouble, World};
-use crate::api::agent::{ClusterConfig, LeaseBounds};
+use super::world::{Known, Trouble, Volume, World};
+use crate::api::agent::ClusterConfig;
 use crate::api::spec::{Durability, HelloOperatorSpec};
 
 /// What is acted upon.
@@ -77,6 +79,13 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         spec.replication.sync_replicas = before.spec.replication.sync_replicas;
         cluster = Cluster::parse(name, &spec).map_err(|_| Refused::Invalid(sentence))?;
     }
+    if let Some(before) = before
+        && let Some(sentence) = leaves_out_the_wanted(world, &cluster, before, register)
+    {
+        notices.push(Trouble { reason: "ScalingRefused".into(), sentence: sentence.clone() });
+        spec.instances = before.spec.instances;
+        cluster = Cluster::parse(name, &spec).map_err(|_| Refused::Invalid(sentence))?;
+    }
     let config = ClusterConfig {
         generation,
         uid: object.uid.clone(),
@@ -85,8 +94,8 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         instances: Vec::new(),
         parameters: cluster.parameters.clone(),
         hba: cluster.hba.clone(),
-        lease: LeaseBounds::default(),
-        accept_loss: None,
+        lease: cluster.failover.bounds,
+        accept_loss: accept_loss(world, before),
         spec,
     };
     Ok(Accepted { cluster, config, notices })
@@ -157,6 +166,36 @@ fn hold_back(before: &ClusterConfig, spec: &mut HelloOperatorSpec, notices: &mut
         spec.image.clone_from(&before.spec.image);
     }
     Ok(())
+}
+
+/// Whether fewer instances would remove the very one that should be primary. The present primary stays, and the wanted one
+/// next (`Members::of`), so this can only be where one instance is to be left.
+fn leaves_out_the_wanted(
+    world: &World,
+    cluster: &Cluster,
+    before: &ClusterConfig,
+    register: Option<&Register>,
+) -> Option<String> {
+    let (wanted, primary) = (cluster.names.instance(cluster.primary?), register?.holder_instance()?);
+    let there =
+        |volumes: &BTreeMap<(u8, Volume), _>| cluster.primary.is_some_and(|o| volumes.contains_key(&(o, Volume::Data)));
+    let removes = cluster.instances == 1
+        && before.spec.instances > 1
+        && primary != wanted
+        && world.volumes.present().is_some_and(there);
+    removes.then(|| {
+        format!(
+            "1 instance would leave {primary}, which is primary, and remove {wanted}, which spec.primary names: it goes on once {wanted} is primary; or name {primary} there"
+        )
+    })
+}
+
+/// The term at which a human accepts a loss: only the present one counts, so that an annotation that stays says nothing
+/// once that term is over.
+fn accept_loss(world: &World, before: Option<&ClusterConfig>) -> Option<i64> {
+    let Known::Present(lease) = &world.lease else { return before.and_then(|config| config.accept_loss) };
+    let term = world.object.accept_loss.as_deref()?.trim().parse().ok()?;
+    (lease.register.present()?.term == term).then_some(term)
 }
 
 /// Decided at creation and kept, unless the user says another one.

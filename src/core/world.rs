@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::election::Register;
-use crate::api::agent::{ClusterConfig, Report};
+use crate::api::agent::{ClusterConfig, HandOver, Report};
 use crate::api::names::Names;
 use crate::api::spec::HelloOperatorSpec;
 use crate::api::status::HelloOperatorStatus;
@@ -182,6 +182,8 @@ pub struct ObjectFacts {
     pub restart: Option<String>,
     /// Value of [`crate::api::names::ANNOTATION_ROTATE_PASSWORDS`].
     pub rotate_passwords: Option<String>,
+    /// Value of [`crate::api::names::ANNOTATION_ACCEPT_LOSS`].
+    pub accept_loss: Option<String>,
     /// The status as it was last written.
     pub status: Option<HelloOperatorStatus>,
 }
@@ -271,6 +273,8 @@ pub struct LeaseFacts {
     pub register: Known<Register>,
     /// When it was taken last, for people.
     pub since: Option<Timestamp>,
+    /// The last hand-over, as who took it tells.
+    pub hand_over: Option<HandOver>,
 }
 
 /// The cluster's own Secrets.

@@ -164,6 +164,9 @@ impl Applier {
             Action::Restart { ordinal, command } => {
                 self.command(cluster, world, *ordinal, "/v1/restart", command).await
             }
+            Action::Switchover { primary, command } => {
+                self.command(cluster, world, *primary, "/v1/switchover", command).await
+            }
             Action::Leave { primary, command } => self.command(cluster, world, *primary, "/v1/leave", command).await,
         }
     }

@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::mirror::{ClusterKey, Facts};
 use crate::api::names::{
-    ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER, GROUP, KIND,
-    LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VOLUME, MANAGED_BY, Names,
+    ANNOTATION_HAND_OVER, ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER,
+    GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VOLUME, MANAGED_BY, Names,
 };
 use crate::core::election::Register;
 use crate::core::quantity;
@@ -89,8 +89,8 @@ impl Facts for VolumeFacts {
 
 impl Facts for LeaseFacts {
     fn differs(&self, next: &Self) -> bool {
-        // A renewal changes neither.
-        child_differs(&self.meta, &next.meta) || self.register != next.register
+        // A renewal changes none of these.
+        child_differs(&self.meta, &next.meta) || self.register != next.register || self.hand_over != next.hand_over
     }
 }
 
@@ -167,5 +167,6 @@ pub fn lease(lease: &Lease) -> Option<(ClusterKey, String, LeaseFacts)> {
         Err(error) => Known::Unknown(error.to_string()),
     };
     let since = lease.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref()).map(|time| time.0);
-    Some((cluster, name, LeaseFacts { meta: child(&lease.metadata), register, since }))
+    let hand_over = annotation(&lease.metadata, ANNOTATION_HAND_OVER).and_then(|text| serde_json::from_str(text).ok());
+    Some((cluster, name, LeaseFacts { meta: child(&lease.metadata), register, since, hand_over }))
 }

@@ -117,6 +117,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         applier,
         Arc::clone(&events),
         Arc::clone(&metrics),
+        telemetry.hand_overs(),
         degraded.clone(),
     ));
 

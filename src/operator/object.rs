@@ -5,7 +5,7 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 
 use super::mirror::{ClusterKey, Facts};
-use crate::api::names::{ANNOTATION_RESTART, ANNOTATION_ROTATE_PASSWORDS, Names};
+use crate::api::names::{ANNOTATION_ACCEPT_LOSS, ANNOTATION_RESTART, ANNOTATION_ROTATE_PASSWORDS, Names};
 use crate::api::spec::{HelloOperatorSpec, State};
 use crate::api::status::HelloOperatorStatus;
 use crate::core::world::ObjectFacts;
@@ -39,14 +39,15 @@ pub struct Entry {
     spec: Spec,
     restart: Option<Box<str>>,
     rotate: Option<Box<str>>,
+    accept_loss: Option<Box<str>>,
     status: Option<Box<str>>,
 }
 
 impl Facts for Entry {
     fn differs(&self, next: &Self) -> bool {
         // Our own writes of the status are no news.
-        (&self.uid, self.generation, &self.spec, &self.restart, &self.rotate)
-            != (&next.uid, next.generation, &next.spec, &next.restart, &next.rotate)
+        (&self.uid, self.generation, &self.spec, &self.restart, &self.rotate, &self.accept_loss)
+            != (&next.uid, next.generation, &next.spec, &next.restart, &next.rotate, &next.accept_loss)
             || (self.status.is_some() && next.status.is_none())
     }
 }
@@ -76,6 +77,7 @@ impl Entry {
             greeted,
             restart: annotation(ANNOTATION_RESTART),
             rotate: annotation(ANNOTATION_ROTATE_PASSWORDS),
+            accept_loss: annotation(ANNOTATION_ACCEPT_LOSS),
             spec: match parsed {
                 Ok(None) => Spec::Absent,
                 Ok(Some(spec)) => Spec::Text(slim(&spec).to_string().into()),
@@ -122,6 +124,7 @@ impl Entry {
             },
             restart: self.restart.as_deref().map(Into::into),
             rotate_passwords: self.rotate.as_deref().map(Into::into),
+            accept_loss: self.accept_loss.as_deref().map(Into::into),
             status: self.status(),
         }
     }
@@ -139,6 +142,7 @@ impl Entry {
         for (name, before, after) in [
             (ANNOTATION_RESTART, &self.restart, &next.restart),
             (ANNOTATION_ROTATE_PASSWORDS, &self.rotate, &next.rotate),
+            (ANNOTATION_ACCEPT_LOSS, &self.accept_loss, &next.accept_loss),
         ] {
             if before != after {
                 changes.push(format!("annotation {name}"));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::apply::{Applied, Applier};
 use super::crd::Degraded;
 use super::error::{Error, call};
-use super::events::{self, Events, News};
+use super::events::{self, Events, News, Told};
 use super::mirror::ClusterKey;
 use super::object::Entry;
 use super::observe::{Observer, blank};
@@ -20,13 +20,15 @@ use super::queue::Queue;
 use super::random::jitter;
 use super::streams::{Mirrors, hello_operators};
 use crate::api::Category;
+use crate::api::agent::HandOverReason;
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
-use crate::api::status::HelloOperatorStatus;
-use crate::core::plan::{Action, Plan, plan};
-use crate::core::status::status;
-use crate::core::world::{ChildId, Failure, Kind, World};
+use crate::api::status::{HelloOperatorStatus, LastFailover};
+use crate::core::plan::{Action, DATA_LOSS_ACCEPTED, Plan, plan};
+use crate::core::status::{completed, status};
+use crate::core::world::{ChildId, Failure, Kind, Known, World};
 use crate::leader::Gate;
 use crate::telemetry::metrics::{ClusterState, OperatorMetrics, Outcome};
+use crate::telemetry::traces::{HandOver, HandOvers};
 
 /// Pace of looks at a settled cluster: what no watch tells (agents' reports, the user's own Secrets) is seen by then.
 const SETTLED: Duration = Duration::from_secs(30);
@@ -72,6 +74,8 @@ pub struct Reconciler {
     pub events: Arc<Events>,
     /// Counts.
     pub metrics: Arc<OperatorMetrics>,
+    /// Records hand-overs as traces.
+    pub hand_overs: HandOvers,
     /// Whether a bare CRD stands over ours.
     pub degraded: Degraded,
     memories: Mutex<HashMap<ClusterKey, Memory>>,
@@ -89,9 +93,11 @@ impl Reconciler {
         applier: Applier,
         events: Arc<Events>,
         metrics: Arc<OperatorMetrics>,
+        hand_overs: HandOvers,
         degraded: Degraded,
     ) -> Self {
-        Self { client, gate, mirrors, queue, observer, applier, events, metrics, degraded, memories: Mutex::default() }
+        let memories = Mutex::default();
+        Self { client, gate, mirrors, queue, observer, applier, events, metrics, hand_overs, degraded, memories }
     }
 
     fn memories(&self) -> MutexGuard<'_, HashMap<ClusterKey, Memory>> {
@@ -176,13 +182,14 @@ impl Reconciler {
                 let note = format!("{}: {}", step.id, step.reason);
                 let child = step.child(&world.object.names);
                 let (child, occasion) = (child.as_ref(), entry.generation);
-                let news = News { warning: false, reason, note: &note, child, occasion };
+                let warning = reason == DATA_LOSS_ACCEPTED;
+                let news = News { warning, reason, note: &note, child, occasion };
                 self.events.tell(key, &entry.uid, news).await;
             }
         }
         self.tell_restarts(key, &entry, &world, &applied).await;
         let status = status(&world, &plan, &failures);
-        self.gauges(key, &status, plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)));
+        self.gauges(key, &world, &plan, &status);
         let wrote = self.report(key, &entry, &world, &status).await?;
         Ok(self.verdict(key, &plan, &applied, !failures.is_empty(), wrote))
     }
@@ -190,18 +197,19 @@ impl Reconciler {
     /// Tells of each restart once, when its command was taken: the command is repeated until it is carried out.
     async fn tell_restarts(&self, key: &ClusterKey, entry: &Entry, world: &World, applied: &Applied) {
         for (step, error) in &applied.failed {
-            let (Error::Pending(_), Action::Restart { ordinal, command }, Some(reason)) =
-                (error, &step.action, step.event)
-            else {
-                continue;
+            let (ordinal, id) = match &step.action {
+                Action::Restart { ordinal, command } => (*ordinal, &command.id),
+                Action::Switchover { primary, command } => (*primary, &command.id),
+                _ => continue,
             };
-            let this = (*ordinal, command.id.clone());
+            let (Error::Pending(_), Some(reason)) = (error, step.event) else { continue };
+            let this = (ordinal, id.clone());
             let told = match self.memories().get_mut(key) {
                 Some(memory) => memory.restart.replace(this.clone()) == Some(this),
                 None => true,
             };
             if !told {
-                let child = ChildId::new(Kind::Pod, world.object.names.instance(*ordinal));
+                let child = ChildId::new(Kind::Pod, world.object.names.instance(ordinal));
                 let note = format!("{}: {}", step.id, step.reason);
                 let news =
                     News { warning: false, reason, note: &note, child: Some(&child), occasion: entry.generation };
@@ -281,7 +289,7 @@ impl Reconciler {
         if world.crd_degraded {
             // There is no status to write: what was told is remembered here.
             let told = self.memories().entry(key.clone()).or_default().told.replace(status.clone());
-            self.tell(key, entry, told.as_ref().or(before), status).await;
+            self.tell(key, entry, world, told.as_ref().or(before), status).await;
             return Ok(false);
         }
         let value = |status: &HelloOperatorStatus| serde_json::to_value(status).unwrap_or(Value::Null);
@@ -311,7 +319,7 @@ impl Reconciler {
                 kept.body = None;
             }
         });
-        self.tell(key, entry, before, status).await;
+        self.tell(key, entry, world, before, status).await;
         Ok(true)
     }
 
@@ -319,21 +327,47 @@ impl Reconciler {
         &self,
         key: &ClusterKey,
         entry: &Entry,
+        world: &World,
         before: Option<&HelloOperatorStatus>,
         after: &HelloOperatorStatus,
     ) {
-        for (warning, reason, note) in events::of_status(before, after) {
+        if let Some(last) = completed(before, after) {
+            self.count(key, world, last);
+        }
+        for Told { warning, reason, note, term } in events::of_status(before, after) {
             if warning {
                 tracing::warn!(cluster = %key, reason, "{note}");
             } else {
                 tracing::info!(cluster = %key, reason, "{note}");
             }
-            let news = News { warning, reason: &reason, note: &note, child: None, occasion: entry.generation };
+            let occasion = term.unwrap_or(entry.generation);
+            let news = News { warning, reason: &reason, note: &note, child: None, occasion };
             self.events.tell(key, &entry.uid, news).await;
         }
     }
 
-    fn gauges(&self, key: &ClusterKey, status: &HelloOperatorStatus, instances: i32) {
+    /// Counts and traces a hand-over.
+    fn count(&self, key: &ClusterKey, world: &World, last: &LastFailover) {
+        if let Some(reason) = HandOverReason::ALL.into_iter().find(|reason| reason.as_str() == last.reason) {
+            self.metrics.failed_over(&key.namespace, &key.name, reason, last.duration_seconds);
+        }
+        let Ok(started) = last.started_at.parse::<jiff::Timestamp>().map(SystemTime::from) else { return };
+        let Ok(took) = Duration::try_from_secs_f64(last.duration_seconds) else { return };
+        let lease = world.lease.present();
+        self.hand_overs.record(&HandOver {
+            namespace: &key.namespace,
+            cluster: &key.name,
+            from: &last.from,
+            to: &last.to,
+            reason: &last.reason,
+            term: last.term,
+            started,
+            taken: lease.and_then(|lease| lease.since).map(SystemTime::from),
+            completed: started + took,
+        });
+    }
+
+    fn gauges(&self, key: &ClusterKey, world: &World, plan: &Plan, status: &HelloOperatorStatus) {
         let condition = |kind: &str| {
             let found = status.conditions.iter().find(|condition| condition.type_ == kind)?;
             match found.status.as_str() {
@@ -342,8 +376,11 @@ impl Reconciler {
                 _ => None,
             }
         };
+        let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
         let state = ClusterState {
-            instances,
+            instances: plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)),
+            lease_age: primary.and_then(|report| report.lease_age_seconds),
+            sync_confirmed: primary.map(|report| report.rules_confirmed),
             ready_instances: status.ready_instances,
             write_available: condition("WriteAvailable"),
             conditions: ["Ready", "Progressing", "Degraded"].into_iter().map(|kind| (kind, condition(kind))).collect(),

@@ -96,6 +96,8 @@ fn verb(action: &crate::core::plan::Action) -> &'static str {
         Action::MakeSecret { .. } => "make",
         Action::SetOwner { .. } => "set",
         Action::Grow { .. } | Action::MarkPod { .. } => "change",
-        Action::Delete { .. } | Action::Restart { .. } | Action::Leave { .. } => "carry out",
+        Action::Delete { .. } | Action::Restart { .. } | Action::Switchover { .. } | Action::Leave { .. } => {
+            "carry out"
+        }
     }
 }

@@ -6,11 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 use super::Error;
 use crate::api::Category;
+use crate::api::agent::HandOverReason;
 
 /// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +38,7 @@ impl Outcome {
 }
 
 /// What the gauges of one cluster show.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClusterState {
     /// Instances that its spec asks for.
     pub instances: i32,
@@ -44,6 +46,10 @@ pub struct ClusterState {
     pub ready_instances: i32,
     /// The condition WriteAvailable; None is Unknown.
     pub write_available: Option<bool>,
+    /// Seconds since the primary last renewed its Lease, as it said when it was asked last; None is unknown.
+    pub lease_age: Option<f64>,
+    /// Whether the primary has proven that its sync rule is in force; None is unknown.
+    pub sync_confirmed: Option<bool>,
     /// The other conditions by type; None is Unknown.
     pub conditions: BTreeMap<&'static str, Option<bool>>,
 }
@@ -59,8 +65,13 @@ pub struct OperatorMetrics {
     dropped_writes: IntCounter,
     watch_age: IntGaugeVec,
     watches: Mutex<BTreeMap<&'static str, Instant>>,
+    failover_duration: HistogramVec,
     clusters: Mutex<BTreeMap<(String, String), ClusterState>>,
+    failovers: Mutex<Failovers>,
 }
+
+/// Hand-overs by namespace and name of the cluster, counted by reason.
+type Failovers = BTreeMap<(String, String), BTreeMap<&'static str, u64>>;
 
 impl OperatorMetrics {
     /// All of them, at zero.
@@ -90,7 +101,16 @@ impl OperatorMetrics {
                 &["resource"],
             )?,
             watches: Mutex::default(),
+            failover_duration: HistogramVec::new(
+                HistogramOpts::new(
+                    "hello_cluster_failover_duration_seconds",
+                    "From the end of a primary, or its last sign, to the moment at which the next one took writes.",
+                )
+                .buckets(vec![0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 10.0, 20.0, 60.0, 300.0]),
+                &["reason"],
+            )?,
             clusters: Mutex::default(),
+            failovers: Mutex::default(),
             registry,
         };
         for outcome in Outcome::ALL {
@@ -98,6 +118,9 @@ impl OperatorMetrics {
         }
         for category in Category::ALL {
             metrics.errors.with_label_values(&[category.as_str()]);
+        }
+        for reason in HandOverReason::ALL {
+            metrics.failover_duration.with_label_values(&[reason.as_str()]);
         }
         let build = IntGaugeVec::new(Opts::new("hello_operator_build_info", "Version of this program."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
@@ -108,6 +131,7 @@ impl OperatorMetrics {
         metrics.registry.register(Box::new(metrics.leader.clone()))?;
         metrics.registry.register(Box::new(metrics.dropped_writes.clone()))?;
         metrics.registry.register(Box::new(metrics.watch_age.clone()))?;
+        metrics.registry.register(Box::new(metrics.failover_duration.clone()))?;
         metrics.registry.register(Box::new(build))?;
         Ok(metrics)
     }
@@ -153,6 +177,14 @@ impl OperatorMetrics {
         lock(&self.watches).iter().map(|(resource, since)| (*resource, since.elapsed())).max_by_key(|(_, age)| *age)
     }
 
+    /// The primary's role changed hands.
+    pub fn failed_over(&self, namespace: &str, cluster: &str, reason: HandOverReason, seconds: f64) {
+        self.failover_duration.with_label_values(&[reason.as_str()]).observe(seconds);
+        let mut failovers = lock(&self.failovers);
+        let reasons = failovers.entry((namespace.to_owned(), cluster.to_owned())).or_default();
+        *reasons.entry(reason.as_str()).or_default() += 1;
+    }
+
     /// What the gauges of one cluster show from now on.
     pub fn set_cluster(&self, namespace: &str, cluster: &str, state: ClusterState) {
         lock(&self.clusters).insert((namespace.to_owned(), cluster.to_owned()), state);
@@ -160,7 +192,9 @@ impl OperatorMetrics {
 
     /// The object is gone, and so are its gauges.
     pub fn forget_cluster(&self, namespace: &str, cluster: &str) {
-        lock(&self.clusters).remove(&(namespace.to_owned(), cluster.to_owned()));
+        let key = (namespace.to_owned(), cluster.to_owned());
+        lock(&self.clusters).remove(&key);
+        lock(&self.failovers).remove(&key);
     }
 
     /// Every metric in Prometheus' text format.
@@ -172,7 +206,10 @@ impl OperatorMetrics {
         let mut text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
         // Written here and not by the library, which keeps about a kilobyte for each gauge: with thousands of clusters
         // that would be most of the operator's memory. Names are DNS labels, so nothing needs an escape.
-        encode_clusters(&lock(&self.clusters), &mut text).map_err(|error| prometheus::Error::Msg(error.to_string()))?;
+        let (clusters, failovers) = (lock(&self.clusters), lock(&self.failovers));
+        encode_clusters(&clusters, &mut text)
+            .and_then(|()| encode_failovers(&clusters, &failovers, &mut text))
+            .map_err(|error| prometheus::Error::Msg(error.to_string()))?;
         Ok(text)
     }
 }
@@ -197,6 +234,18 @@ fn encode_clusters(clusters: &BTreeMap<(String, String), ClusterState>, text: &m
     simple("hello_cluster_write_available", "1 when writes are taken, 0 when not, -1 when unknown.", &|state| {
         number(state.write_available)
     })?;
+    simple(
+        "hello_cluster_sync_confirmed",
+        "1 when the sync rule is proven to be in force, 0 when not, -1 when unknown.",
+        &|state| number(state.sync_confirmed),
+    )?;
+    let name = "hello_cluster_lease_age_seconds";
+    family(name, "Time since the primary renewed its Lease, when it was asked last.", &mut |text| {
+        clusters.iter().try_for_each(|((namespace, cluster), state)| match state.lease_age {
+            Some(age) => writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {age}"),
+            None => Ok(()),
+        })
+    })?;
     let name = "hello_cluster_condition";
     family(name, "The other conditions: 1 True, 0 False, -1 Unknown.", &mut |text| {
         clusters.iter().try_for_each(|((namespace, cluster), state)| {
@@ -209,6 +258,27 @@ fn encode_clusters(clusters: &BTreeMap<(String, String), ClusterState>, text: &m
             })
         })
     })
+}
+
+/// Every reason of every cluster, so that the first hand-over is an increase from zero.
+fn encode_failovers(
+    clusters: &BTreeMap<(String, String), ClusterState>,
+    failovers: &Failovers,
+    text: &mut String,
+) -> std::fmt::Result {
+    if clusters.is_empty() {
+        return Ok(());
+    }
+    let name = "hello_cluster_failovers_total";
+    writeln!(text, "# HELP {name} Times that the primary's role changed hands or came back.\n# TYPE {name} counter")?;
+    for key in clusters.keys() {
+        let (namespace, cluster) = key;
+        for reason in HandOverReason::ALL.map(HandOverReason::as_str) {
+            let count = failovers.get(key).and_then(|reasons| reasons.get(reason)).copied().unwrap_or(0);
+            writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",reason=\"{reason}\"}} {count}")?;
+        }
+    }
+    Ok(())
 }
 
 fn number(condition: Option<bool>) -> i32 {
@@ -240,7 +310,8 @@ mod tests {
         assert!(has(&text, "hello_operator_reconciles_total{result=\"failed\"} 0"));
         assert!(has(&text, "hello_operator_leader 0"));
         assert!(has(&text, "hello_operator_dropped_writes_total 0"));
-        assert!(!text.contains("hello_cluster_"));
+        assert!(has(&text, "hello_cluster_failover_duration_seconds_count{reason=\"leaseRanOut\"} 0"));
+        assert!(!text.contains("namespace="));
     }
 
     #[test]
@@ -283,16 +354,24 @@ mod tests {
             instances: 3,
             ready_instances: 2,
             write_available: Some(true),
+            lease_age: Some(1.5),
+            sync_confirmed: Some(true),
             conditions: BTreeMap::from([("Ready", Some(false)), ("Degraded", None)]),
         };
         metrics.set_cluster("shop", "orders", state.clone());
         metrics.set_cluster("shop", "users", state);
+        metrics.failed_over("shop", "orders", HandOverReason::Shutdown, 1.3);
         let text = metrics.encode().unwrap();
         for line in [
             "# TYPE hello_cluster_instances gauge",
             "hello_cluster_instances{namespace=\"shop\",cluster=\"orders\"} 3",
             "hello_cluster_ready_instances{namespace=\"shop\",cluster=\"orders\"} 2",
             "hello_cluster_write_available{namespace=\"shop\",cluster=\"orders\"} 1",
+            "hello_cluster_sync_confirmed{namespace=\"shop\",cluster=\"orders\"} 1",
+            "hello_cluster_lease_age_seconds{namespace=\"shop\",cluster=\"orders\"} 1.5",
+            "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"orders\",reason=\"shutdown\"} 1",
+            "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"users\",reason=\"shutdown\"} 0",
+            "hello_cluster_failover_duration_seconds_bucket{reason=\"shutdown\",le=\"1.5\"} 1",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Ready\"} 0",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Degraded\"} -1",
         ] {
@@ -301,5 +380,16 @@ mod tests {
         metrics.forget_cluster("shop", "orders");
         let text = metrics.encode().unwrap();
         assert!(!text.contains("orders") && text.contains("users"));
+    }
+    #[test]
+    fn every_metric_stands_in_the_documentation() {
+        let metrics = OperatorMetrics::new().unwrap();
+        metrics.set_cluster("shop", "orders", ClusterState { lease_age: Some(1.0), ..ClusterState::default() });
+        metrics.watch_progressed("pods");
+        let documented = include_str!("../../docs/observability.md");
+        for family in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let name = family.split(' ').next().unwrap();
+            assert!(documented.contains(&format!("`{name}`")), "{name} is not in docs/observability.md");
+        }
     }
 }

@@ -54,6 +54,7 @@ impl Error {
 /// Logging and tracing of this process.
 #[must_use = "traces are flushed by shutdown()"]
 pub struct Telemetry {
+    service: &'static str,
     traces: Option<traces::Traces>,
 }
 
@@ -75,7 +76,7 @@ pub fn init(log: &LogArgs, env: &TelemetryEnv, service: &'static str) -> Result<
     if let Some(error) = refused {
         tracing::warn!(%error, "there are no traces");
     }
-    Ok(Telemetry { traces })
+    Ok(Telemetry { service, traces })
 }
 
 impl Telemetry {
@@ -85,6 +86,11 @@ impl Telemetry {
             Some(traces) => Ok(traces.register(registry)?),
             None => Ok(()),
         }
+    }
+
+    /// For hand-overs, which become traces of their own when there are traces.
+    pub fn hand_overs(&self) -> traces::HandOvers {
+        self.traces.as_ref().map(|traces| traces.hand_overs(self.service)).unwrap_or_default()
     }
 
     /// Sends the spans that wait, for at most two seconds.

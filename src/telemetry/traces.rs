@@ -5,13 +5,15 @@
 //! (`OTEL_BSP_MAX_QUEUE_SIZE`, 2048 by default) on a thread of their own, and are dropped when it is full.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use opentelemetry::trace::TracerProvider;
+use opentelemetry::trace::{Span as _, SpanBuilder, TraceContextExt, Tracer, TracerProvider};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor};
+use opentelemetry_sdk::trace::{
+    BatchSpanProcessor, SdkTracer, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor,
+};
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
@@ -68,6 +70,11 @@ impl Traces {
             .with_filter(Targets::new().with_target("hello_operator", LevelFilter::INFO))
     }
 
+    /// For hand-overs.
+    pub(super) fn hand_overs(&self, service: &'static str) -> HandOvers {
+        HandOvers(Some(self.provider.tracer(service)))
+    }
+
     pub(super) fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         registry.register(Box::new(self.counters.clone()))
     }
@@ -79,6 +86,57 @@ impl Traces {
         if !matches!(flushed, Ok(Ok(()))) {
             tracing::debug!("the last spans could not be sent");
         }
+    }
+}
+
+/// Records hand-overs, which other processes went through, as traces of their own.
+#[derive(Clone, Default)]
+pub struct HandOvers(Option<SdkTracer>);
+
+/// A hand-over that is complete.
+#[derive(Debug, Clone)]
+pub struct HandOver<'a> {
+    /// Namespace of the cluster.
+    pub namespace: &'a str,
+    /// Its name.
+    pub cluster: &'a str,
+    /// Instance that was primary.
+    pub from: &'a str,
+    /// Instance that took over.
+    pub to: &'a str,
+    /// Why.
+    pub reason: &'a str,
+    /// The term that it began.
+    pub term: i64,
+    /// When the former primary stopped, or was last heard of.
+    pub started: SystemTime,
+    /// When the Lease was taken, if that is known.
+    pub taken: Option<SystemTime>,
+    /// When the new primary took writes, and clients were led to it.
+    pub completed: SystemTime,
+}
+
+impl HandOvers {
+    /// One trace with a span for each step, at the times at which they were.
+    pub fn record(&self, hand_over: &HandOver<'_>) {
+        let Some(tracer) = &self.0 else { return };
+        let attributes = vec![
+            KeyValue::new("namespace", hand_over.namespace.to_owned()),
+            KeyValue::new("cluster", hand_over.cluster.to_owned()),
+            KeyValue::new("from", hand_over.from.to_owned()),
+            KeyValue::new("to", hand_over.to.to_owned()),
+            KeyValue::new("reason", hand_over.reason.to_owned()),
+            KeyValue::new("term", hand_over.term),
+        ];
+        let root = SpanBuilder::from_name("hand-over").with_start_time(hand_over.started).with_attributes(attributes);
+        let context = Context::new().with_span(tracer.build_with_context(root, &Context::new()));
+        if let Some(taken) = hand_over.taken.filter(|at| (hand_over.started..=hand_over.completed).contains(at)) {
+            for (step, from, to) in [("elect", hand_over.started, taken), ("promote", taken, hand_over.completed)] {
+                let step = SpanBuilder::from_name(step).with_start_time(from);
+                tracer.build_with_context(step, &context).end_with_timestamp(to);
+            }
+        }
+        context.span().end_with_timestamp(hand_over.completed);
     }
 }
 
@@ -190,6 +248,16 @@ mod tests {
         }
     }
 
+    #[derive(Debug, Clone, Default)]
+    struct Whole(Arc<Mutex<Vec<SpanData>>>);
+
+    impl SpanExporter for Whole {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            self.0.lock().unwrap().extend(batch);
+            Ok(())
+        }
+    }
+
     #[derive(Debug)]
     struct Refused;
 
@@ -223,6 +291,38 @@ mod tests {
         assert_eq!(*exporter.0.lock().unwrap(), ["ours", "ours", "ours"]);
         traces.shutdown().await;
         assert_eq!((count(&counters, "recorded"), count(&counters, "exported"), count(&counters, "failed")), (3, 3, 0));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_hand_over_is_a_trace_with_a_span_for_each_step() {
+        let exporter = Whole::default();
+        let traces = Traces::with_exporter(exporter.clone(), "test").unwrap();
+        let at = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        let mut hand_over = HandOver {
+            namespace: "shop",
+            cluster: "db",
+            from: "db-1",
+            to: "db-2",
+            reason: "shutdown",
+            term: 7,
+            started: at(1_000),
+            taken: Some(at(1_400)),
+            completed: at(2_250),
+        };
+        traces.hand_overs("test").record(&hand_over);
+        hand_over.taken = Some(at(3_000));
+        traces.hand_overs("test").record(&hand_over);
+        HandOvers::default().record(&hand_over);
+        traces.shutdown().await;
+        let spans = exporter.0.lock().unwrap();
+        let names: Vec<&str> = spans.iter().map(|span| span.name.as_ref()).collect();
+        assert_eq!(names, ["elect", "promote", "hand-over", "hand-over"], "a time that cannot be is left out");
+        let (root, elect) = (&spans[2], &spans[0]);
+        assert_eq!((root.start_time, root.end_time), (at(1_000), at(2_250)));
+        assert_eq!((elect.start_time, elect.end_time), (at(1_000), at(1_400)));
+        assert_eq!(elect.parent_span_id, root.span_context.span_id());
+        assert_eq!(elect.span_context.trace_id(), root.span_context.trace_id());
+        assert_ne!(spans[3].span_context.trace_id(), root.span_context.trace_id());
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -242,8 +242,42 @@ impl Generator {
         )
     }
 
-    fn spec(&mut self) -> Value {
+    fn failover(&mut self) -> Value {
+        self.group(|this, failover| {
+            this.maybe(failover, "enabled", |this| this.one(&[json!(true), json!(false)], &[json!("no")]));
+            let mut number = |name: &str, good: &[i64], bad: &[i64]| {
+                let values = |of: &[i64]| of.iter().map(|n| json!(n)).collect::<Vec<_>>();
+                this.maybe(failover, name, |this| this.one(&values(good), &values(bad)));
+            };
+            number("leaseDurationSeconds", &[15, 30, 300], &[8, 12, 13, 7, 301, 0, -1]);
+            number("renewDeadlineSeconds", &[10, 12, 9], &[5, 4, 13, 297, 298, -1]);
+            number("retryPeriodSeconds", &[1, 2, 3, 4], &[5, 60, 61, 0, -1]);
+            this.maybe(failover, "maxLagBytes", |this| {
+                let bad = [json!(-1), json!("-1"), json!("much"), json!("-1n"), json!("")];
+                this.one(&[json!(0), json!(16), json!("16Mi"), json!("0"), json!("1.5Gi"), json!("1n")], &bad)
+            });
+        })
+    }
+
+    fn primary(&mut self, name: &str) -> Value {
+        let good = [json!(format!("{name}-1")), json!(format!("{name}-9"))];
+        let bad = [
+            json!(name),
+            json!(format!("{name}-0")),
+            json!(format!("{name}-10")),
+            json!(format!("{name}-01")),
+            json!(format!("{name}-x")),
+            json!("1"),
+            json!(""),
+            json!(7),
+        ];
+        self.one(&good, &bad)
+    }
+
+    fn spec(&mut self, name: &str) -> Value {
         self.group(|this, spec| {
+            this.maybe(spec, "failover", Self::failover);
+            this.maybe(spec, "primary", |this| this.primary(name));
             this.maybe(spec, "engine", |_| json!("postgresql"));
             this.maybe(spec, "version", Self::version);
             this.maybe(spec, "instances", |this| {
@@ -362,7 +396,13 @@ async fn creations(plane: Arc<Plane>) {
     let api = objects(client, &plane.namespace().await);
     let mut generator = Generator(StdRng::seed_from_u64(seed()));
     let count = usize::try_from(number_from_environment("HELLO_OBJECTS").unwrap_or(3_000)).unwrap();
-    let cases: Vec<(String, Value)> = (0..count).map(|_| (generator.name(), generator.spec())).collect();
+    let cases: Vec<(String, Value)> = (0..count)
+        .map(|_| {
+            let name = generator.name();
+            let spec = generator.spec(&name);
+            (name, spec)
+        })
+        .collect();
     let accepted = AtomicUsize::new(0);
     let differences: Vec<String> = stream::iter(&cases)
         .map(async |(name, spec)| {
@@ -384,9 +424,9 @@ async fn changes(plane: Arc<Plane>) {
     let count = usize::try_from(number_from_environment("HELLO_OBJECTS").unwrap_or(3_000)).unwrap();
     let mut stored: Vec<(DynamicObject, HelloOperatorSpec)> = Vec::new();
     while stored.len() < 40 {
-        let spec = generator.spec();
-        if let Ok(ours) = ours("db", &spec) {
-            let name = format!("db-{}", stored.len());
+        let name = format!("db-{}", stored.len());
+        let spec = generator.spec(&name);
+        if let Ok(ours) = ours(&name, &spec) {
             stored.push((api.create(&PostParams::default(), &object(&name, Some(&spec))).await.unwrap(), ours));
         }
     }
@@ -395,7 +435,7 @@ async fn changes(plane: Arc<Plane>) {
             let which = number % stored.len();
             // A few fields of the old one replaced, so that most of it stays.
             let mut spec = stored[which].0.data["spec"].clone();
-            merge(&mut spec, &generator.spec());
+            merge(&mut spec, &generator.spec(&format!("db-{which}")));
             (which, spec)
         })
         .collect();

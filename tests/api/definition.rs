@@ -160,6 +160,14 @@ async fn sentences(plane: Arc<Plane>) {
             json!({"instances": 2, "replication": {"durability": "Quorum", "syncReplicas": 2}}),
             "lower replication.syncReplicas",
         ),
+        (json!({"primary": "db-0"}), "primary must be the name of an instance of this object"),
+        (json!({"primary": "other-1"}), "primary must be the name of an instance of this object"),
+        (json!({"failover": {"leaseDurationSeconds": 7}}), "use 8 to 300 leaseDurationSeconds"),
+        (json!({"failover": {"renewDeadlineSeconds": 4}}), "use 5 to 297 renewDeadlineSeconds"),
+        (json!({"failover": {"retryPeriodSeconds": 0}}), "use 1 to 60 retryPeriodSeconds"),
+        (json!({"failover": {"leaseDurationSeconds": 12}}), "more than 2 less than leaseDurationSeconds"),
+        (json!({"failover": {"retryPeriodSeconds": 5}}), "less than half of renewDeadlineSeconds"),
+        (json!({"failover": {"maxLagBytes": "-1"}}), "use a number of bytes, such as 16Mi"),
         (json!({"postgresql": {"database": "My-App"}}), "use lower case letters, digits and underscores"),
         (json!({"postgresql": {"owner": "postgres"}}), "choose another, such as app"),
         (json!({"postgresql": {"owner": "pg_me"}}), "choose another, such as app"),
@@ -200,6 +208,7 @@ async fn sentences(plane: Arc<Plane>) {
         json!({"version": "18"}),
         json!({"storage": {"size": "3Gi", "walSize": 2_147_483_648_u64}}),
         json!({"instances": 9, "state": "Hibernated"}),
+        json!({"primary": "db-3", "failover": {"maxLagBytes": 0, "leaseDurationSeconds": 13}}),
     ] {
         let patch = Patch::Merge(json!({"spec": spec}));
         api.patch("db", &PatchParams::default(), &patch).await.unwrap();

@@ -35,7 +35,8 @@ pub fn role(scope: Scope<'_>) -> Child {
             json!([names.endpoints_rw(), names.endpoints_ro()]),
             &["get", "update"],
         ),
-        // Addresses of the other instances, and its own container's id.
+        // Addresses of the other instances; its own container's id, which goes into the register; and whether the kubelet says
+        // that the holder's container ended: that proves it dead without waiting for its Lease to run out.
         rule("", "pods", json!(instances), &["get"]),
     ];
     let name = names.agent_account();
@@ -61,16 +62,26 @@ mod tests {
     use super::super::testing::{cluster, exact, scope};
     use super::*;
 
+    fn role_of(cluster: &crate::core::cluster::Cluster) -> Role {
+        exact(&role(scope(cluster)))
+    }
+
     #[test]
     fn every_rule_names_its_objects_and_none_creates_or_deletes() {
         let cluster = cluster(json!({}));
-        let role: Role = exact(&role(scope(&cluster)));
-        for rule in role.rules.unwrap() {
+        for rule in role_of(&cluster).rules.unwrap() {
             assert!(!rule.resource_names.unwrap().is_empty());
             for verb in rule.verbs {
                 assert!(["get", "list", "watch", "update"].contains(&verb.as_str()), "{verb}");
             }
         }
+        let pods = serde_json::to_value(&role_of(&cluster)).unwrap();
+        let pods = pods["rules"].as_array().unwrap().iter().find(|rule| rule["resources"][0] == "pods").unwrap();
+        assert_eq!(
+            pods["resourceNames"].as_array().unwrap().len(),
+            usize::from(MAX_INSTANCES),
+            "whoever may be holder"
+        );
         let _: RoleBinding = exact(&role_binding(scope(&cluster)));
     }
 

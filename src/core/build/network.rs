@@ -73,12 +73,22 @@ pub fn endpoint_slice(scope: Scope<'_>, name: &str) -> Child {
     child(Kind::EndpointSlice, name, json!({"metadata": metadata, "addressType": "IPv4", "endpoints": []}))
 }
 
-/// One instance at a time may be drained.
+/// How many instances evictions leave ready: all but one, so that a drain takes one at a time and waits for the next only
+/// until that one is back. A single instance may be evicted, since a drain must not wait for ever, unless failover is
+/// disabled: then the user has asked that nothing moves by itself.
+///
+/// A number of Pods and not `maxUnavailable`: that is counted from the object's scale, which a bare CRD takes away (every
+/// eviction would be refused), and which may ask for fewer than is accepted (all could be evicted together).
 pub fn pdb(scope: Scope<'_>) -> Child {
     let name = scope.cluster.names.pdb();
+    let least = match scope.cluster.instances {
+        1 if !scope.cluster.failover.enabled => 1,
+        instances => instances.saturating_sub(1),
+    };
     let spec = json!({
-        "maxUnavailable": 1,
+        "minAvailable": least,
         "selector": {"matchLabels": {LABEL_CLUSTER: scope.cluster.names.cluster()}},
+        // One that does not serve is missing already: evicting it takes nothing away.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     });
     child(Kind::PodDisruptionBudget, &name, json!({"metadata": scope.owned(&name), "spec": spec}))
@@ -89,6 +99,7 @@ mod tests {
     use k8s_openapi::api::core::v1::Service;
     use k8s_openapi::api::discovery::v1::EndpointSlice;
     use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
     use super::super::testing::{cluster, exact, scope};
     use super::*;
@@ -104,6 +115,16 @@ mod tests {
             let _: Service = exact(&child);
         }
         let _: EndpointSlice = exact(&endpoint_slice(scope(&cluster), "db-rw"));
-        let _: PodDisruptionBudget = exact(&pdb(scope(&cluster)));
+    }
+    #[test]
+    fn a_drain_takes_one_instance_at_a_time_and_waits_for_ever_only_where_that_was_asked_for() {
+        for (instances, failover, least) in
+            [(9, true, 8), (3, true, 2), (3, false, 2), (2, true, 1), (2, false, 1), (1, true, 0), (1, false, 1)]
+        {
+            let cluster = cluster(json!({"instances": instances, "failover": {"enabled": failover}}));
+            let pdb: PodDisruptionBudget = exact(&pdb(scope(&cluster)));
+            let spec = pdb.spec.unwrap();
+            assert_eq!((spec.max_unavailable, spec.min_available), (None, Some(IntOrString::Int(least))));
+        }
     }
 }

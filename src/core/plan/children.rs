@@ -1,7 +1,8 @@
 //! Children whose content is a function of the spec.
 
-use super::{Action, Doing, Plan};
+use super::{Action, DATA_LOSS_ACCEPTED, Doing, Plan};
 use crate::api::agent::ClusterConfig;
+use crate::api::names::ANNOTATION_ACCEPT_LOSS;
 use crate::core::build::{Child, Scope, access, config as config_map, network};
 use crate::core::world::{ChildId, ChildMeta, Kind, Known, Owner, World};
 
@@ -16,6 +17,7 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
         }
     };
     let names = &scope.cluster.names;
+    let config_id = ChildId::new(Kind::ConfigMap, names.config_map());
     let wanted = [
         config_map::config_map(scope, config),
         access::service_account(scope),
@@ -32,7 +34,21 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
     for child in wanted {
         one(known.get(&child.id), child, scope, plan);
     }
+    loss_accepted(world, &config_id, config, plan);
     true
+}
+
+/// That a human accepts a loss goes to the agents with the ConfigMap, once: it is told then.
+fn loss_accepted(world: &World, config_map: &ChildId, config: &ClusterConfig, plan: &mut Plan) {
+    let before = world.config.present().and_then(|before| before.accept_loss);
+    let Some(term) = config.accept_loss.filter(|term| before != Some(*term)) else { return };
+    let id = config_map.to_string();
+    if let Some(step) = plan.steps.iter_mut().find(|step| step.id == id) {
+        step.reason = format!(
+            "a human accepts that acknowledged writes may be lost at term {term} (annotation {ANNOTATION_ACCEPT_LOSS})"
+        );
+        step.event = Some(DATA_LOSS_ACCEPTED);
+    }
 }
 
 fn one(known: Option<&ChildMeta>, child: Child, scope: Scope<'_>, plan: &mut Plan) {

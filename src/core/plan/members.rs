@@ -26,8 +26,8 @@ pub struct Members {
 impl Members {
     /// Decides it.
     ///
-    /// The primary stays, whatever its ordinal; then come those that exist, so that a change of primary moves nobody; then
-    /// the lowest ordinals that are free.
+    /// The primary stays, whatever its ordinal, and then the one that should be primary; then come those that exist, so that
+    /// a change of primary moves nobody; then the lowest ordinals that are free.
     pub fn of(world: &World, cluster: &Cluster) -> Self {
         let register = world.lease.present().and_then(|lease| lease.register.present());
         let primary = register.and_then(|r| r.holder_instance()).and_then(|name| cluster.names.ordinal(name));
@@ -45,7 +45,8 @@ impl Members {
             .present()
             .map(|pods| pods.iter().filter(|(_, pod)| !pod.meta.deleting).map(|(ordinal, _)| *ordinal).collect())
             .unwrap_or_default();
-        let mut order: Vec<u8> = primary.filter(|ordinal| existing.contains(ordinal)).into_iter().collect();
+        let mut order: Vec<u8> =
+            primary.into_iter().chain(cluster.primary).filter(|ordinal| existing.contains(ordinal)).collect();
         order.extend(&existing);
         order.extend(1..=MAX_INSTANCES);
         let mut wanted = BTreeSet::new();

@@ -4,22 +4,29 @@ mod children;
 mod lease;
 mod members;
 mod pods;
+mod primary;
 mod restart;
 mod secrets;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_rolls;
 mod volumes;
 
 pub use members::Members;
+pub use pods::serves;
 pub use secrets::{SecretContent, SecretInputs};
 
 use super::accept::{Accepted, Refused, accept};
 use super::build::{Child, Scope};
 use super::world::{ChildId, Failure, SecretKind, Trouble, World};
-use crate::api::agent::{LeaveCommand, RestartCommand};
+use crate::api::agent::{LeaveCommand, RestartCommand, SwitchoverCommand};
 use crate::api::spec::State;
+
+/// Reason of the event that tells of a loss that a human accepts: a warning, unlike the events of other steps.
+pub const DATA_LOSS_ACCEPTED: &str = "DataLossAccepted";
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,6 +87,13 @@ pub enum Action {
         /// The command.
         command: RestartCommand,
     },
+    /// Tell the primary to hand over to a replica. Done when it does not hold the Lease any more.
+    Switchover {
+        /// Its ordinal.
+        primary: u8,
+        /// The command.
+        command: SwitchoverCommand,
+    },
     /// Tell the primary that an instance leaves. Done only when no sync rule names it any more.
     Leave {
         /// Ordinal of the primary.
@@ -115,7 +129,9 @@ impl Step {
             | Action::Grow { id, .. }
             | Action::Delete { id, .. }
             | Action::MarkPod { id, .. } => Some(id.clone()),
-            Action::Restart { ordinal, .. } => Some(ChildId::new(Kind::Pod, names.instance(*ordinal))),
+            Action::Restart { ordinal, .. } | Action::Switchover { primary: ordinal, .. } => {
+                Some(ChildId::new(Kind::Pod, names.instance(*ordinal)))
+            }
             Action::Leave { command, .. } => Some(ChildId::new(Kind::Pod, command.instance.clone())),
         }
     }
@@ -229,6 +245,7 @@ pub fn plan(world: &World) -> Plan {
         volumes::plan(world, scope, &mut plan);
         pods::plan(world, scope, &mut plan);
         restart::plan(world, scope, &config, &mut plan);
+        primary::plan(world, scope, &mut plan);
     }
     plan.accepted = Some(accepted);
     plan

@@ -37,7 +37,7 @@ pub fn plan(world: &World, scope: Scope<'_>, plan: &mut Plan) {
             roll(pods, world, scope, plan);
         }
     } else {
-        let waits = waits_for(world, pods, scope, plan);
+        let waits = waits_for(world, scope, plan);
         let rolling = plan.members.wanted.iter().any(|ordinal| {
             pods.get(ordinal).is_some_and(|pod| pod.running && outdated(world, *ordinal, pod, scope).is_some())
         });
@@ -61,30 +61,31 @@ pub fn serves(world: &World, ordinal: u8) -> bool {
 }
 
 /// A sentence that names who is not ready, and why, as far as it is known.
-fn waits_for(world: &World, pods: &BTreeMap<u8, PodFacts>, scope: Scope<'_>, plan: &Plan) -> String {
+fn waits_for(world: &World, scope: Scope<'_>, plan: &Plan) -> String {
     let waiting: Vec<String> = plan
         .members
         .wanted
         .iter()
         .filter(|ordinal| !serves(world, **ordinal))
-        .map(|ordinal| {
-            let name = scope.cluster.names.instance(*ordinal);
-            let report = world.reports.get(ordinal).and_then(Known::present);
-            match (pods.get(ordinal), report) {
-                (None, _) => format!("{name} is made"),
-                (Some(pod), _) if pod.meta.deleting => format!("{name} stops"),
-                (Some(pod), _) if pod.trouble.is_some() => {
-                    pod.trouble.as_ref().map_or_else(String::new, |trouble| trouble.sentence.clone())
-                }
-                (Some(_), Some(report)) => match (&report.message, report.phase) {
-                    (Some(message), _) => format!("{name}: {message}"),
-                    (None, phase) => format!("{name} {}", doing(phase)),
-                },
-                (Some(_), None) => format!("{name} starts"),
-            }
-        })
+        .map(|ordinal| waits(world, scope, *ordinal))
         .collect();
     waiting.join("; ")
+}
+
+/// What an instance that does not serve waits for, as far as it is known.
+pub fn waits(world: &World, scope: Scope<'_>, ordinal: u8) -> String {
+    let name = scope.cluster.names.instance(ordinal);
+    let report = world.reports.get(&ordinal).and_then(Known::present);
+    match (world.pods.present().and_then(|pods| pods.get(&ordinal)), report) {
+        (None, _) => format!("{name} is made"),
+        (Some(pod), _) if pod.meta.deleting => format!("{name} stops"),
+        (Some(PodFacts { trouble: Some(trouble), .. }), _) => trouble.sentence.clone(),
+        (Some(_), Some(report)) => match (&report.message, report.phase) {
+            (Some(message), _) => format!("{name}: {message}"),
+            (None, phase) => format!("{name} {}", doing(phase)),
+        },
+        (Some(_), None) => format!("{name} starts"),
+    }
 }
 
 fn doing(phase: Phase) -> &'static str {
@@ -232,7 +233,31 @@ fn void(world: &World, found: &PodFacts, scope: Scope<'_>) -> bool {
     account.is_some_and(|account| account.created > found.meta.created && found.meta.created.is_some())
 }
 
-/// Replaces outdated Pods one at a time: replicas from the highest, then the primary. Called only while all serve.
+/// Why no instance may be stopped now although all serve: a hand-over is not complete, or commits could wait for an
+/// instance that does not count for them yet.
+pub fn unsettled(world: &World, scope: Scope<'_>, plan: &Plan) -> Option<String> {
+    let lease = world.lease.present()?;
+    let register = lease.register.present()?;
+    let told = lease.hand_over.as_ref().filter(|told| told.term == register.term && told.from.is_some());
+    if let Some(told) = told.filter(|told| told.completed_at.is_none()) {
+        return Some(format!("waits until {} has taken over", told.to));
+    }
+    let rule = register.rule().filter(|rule| rule.k > 0)?;
+    let names = &scope.cluster.names;
+    let primary = plan.members.primary?;
+    let member = |ordinal: &u8| world.reports.get(ordinal).and_then(Known::present).and_then(|r| r.member.as_ref());
+    let report = world.reports.get(&primary).and_then(Known::present);
+    if !report.is_some_and(|report| report.rules_confirmed) {
+        return Some(format!("waits until {} has proven that its sync rule is in force", names.instance(primary)));
+    }
+    let mut replicas = plan.members.wanted.iter().filter(|ordinal| **ordinal != primary);
+    let out = replicas.find(|ordinal| member(ordinal).is_some_and(|member| !rule.members.contains(member)))?;
+    Some(format!("waits until commits count {} again", names.instance(*out)))
+}
+
+/// Replaces outdated Pods one at a time: replicas from the highest, then the primary, whose end is a planned hand-over to
+/// one of them. Called only while all serve: so there is a replica that is made as wanted, and by [`unsettled`] it has what
+/// is acknowledged. The roles are read anew each time, so a roll goes on after any interruption, and ends.
 fn roll(pods: &BTreeMap<u8, PodFacts>, world: &World, scope: Scope<'_>, plan: &mut Plan) {
     let old: Vec<(u8, &PodFacts, String)> = plan
         .members
@@ -250,6 +275,10 @@ fn roll(pods: &BTreeMap<u8, PodFacts>, world: &World, scope: Scope<'_>, plan: &m
             "VolumeOfPrimary",
             format!("the volume of the primary {name} is being deleted: it stays until another instance is primary, since it holds the newest copy"),
         );
+        return;
+    }
+    if let Some(waits) = unsettled(world, scope, plan) {
+        plan.does(Doing::Rolling, format!("{waits}; then {name} is replaced: {why} ({} left)", old.len()));
         return;
     }
     plan.does(Doing::Rolling, format!("{name} is replaced: {why} ({} left)", old.len()));

@@ -1,8 +1,8 @@
-//! Restarts of PostgreSQL in place: replicas one by one, then the primary.
+//! Restarts of PostgreSQL: replicas one by one in place, then the primary, by handing over to one of them where there is one.
 
-use super::pods::serves;
+use super::pods::{serves, unsettled};
 use super::{Action, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Report, RestartCommand};
+use crate::api::agent::{ClusterConfig, Report, RestartCommand, SwitchoverCommand};
 use crate::api::spec::State;
 use crate::core::build::Scope;
 use crate::core::world::{Known, World};
@@ -41,17 +41,21 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
     };
     let name = scope.cluster.names.instance(*ordinal);
     plan.does(Doing::Rolling, format!("PostgreSQL of {name} restarts: {why} ({} left)", due.len()));
-    if !plan.members.wanted.iter().all(|ordinal| serves(world, *ordinal)) {
+    if !plan.members.wanted.iter().all(|ordinal| serves(world, *ordinal)) || unsettled(world, scope, plan).is_some() {
         return;
     }
     let annotation = world.object.restart.as_deref().unwrap_or_default();
-    let command = RestartCommand {
-        term: plan.members.term,
-        id: format!("{annotation}{SEPARATOR}{}", config.generation),
-        reason: why.clone(),
+    let (term, id) = (plan.members.term, format!("{annotation}{SEPARATOR}{}", config.generation));
+    // A replica is there sooner than the primary is back. Where the user wants this very one, it would be handed back at once.
+    let hands_over = scope.cluster.failover.enabled && scope.cluster.primary != Some(*ordinal);
+    let step = if Some(*ordinal) == primary && plan.members.wanted.len() > 1 && hands_over {
+        let command = SwitchoverCommand { term, id, to: None, reason: why.clone() };
+        plan.push(format!("switchover from {name}"), Action::Switchover { primary: *ordinal, command }, why)
+    } else {
+        let command = RestartCommand { term, id, reason: why.clone() };
+        plan.push(format!("restart of {name}"), Action::Restart { ordinal: *ordinal, command }, why)
     };
-    plan.push(format!("restart of {name}"), Action::Restart { ordinal: *ordinal, command }, why).event =
-        Some("Restarting");
+    step.event = Some("Restarting");
 }
 
 /// Why an instance has to restart.

@@ -7,11 +7,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use serde_json::Value;
 
 use super::{Action, Plan, SecretContent, plan};
-use crate::api::agent::{ClusterConfig, Lsn, Phase, Report};
+use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, Lsn, Phase, ReplicaReport, Report};
 use crate::api::names::{ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONFIG_KEY, LABEL_ROLE, Names};
-use crate::api::spec::HelloOperatorSpec;
+use crate::api::spec::{Durability, HelloOperatorSpec};
 use crate::core::build::Child;
-use crate::core::election::Register;
+use crate::core::election::{Register, Rule};
 use crate::core::status::status;
 use crate::core::world::{
     CertificateFacts, ChildMeta, Kind, Known, LeaseFacts, ObjectFacts, Owner, PodFacts, SecretFacts, SecretKind,
@@ -38,6 +38,7 @@ pub fn empty(wanted: Value) -> World {
             unreadable: None,
             restart: None,
             rotate_passwords: None,
+            accept_loss: None,
             status: None,
         },
         crd_degraded: false,
@@ -104,7 +105,7 @@ fn put(world: &mut World, child: &Child) {
         Kind::Lease => {
             let lease: Lease = serde_json::from_value(child.body.clone()).unwrap();
             let register = Known::Present(Register::from_lease(&lease).unwrap());
-            world.lease = Known::Present(LeaseFacts { meta, register, since: None });
+            world.lease = Known::Present(LeaseFacts { meta, register, since: None, hand_over: None });
         }
         Kind::PersistentVolumeClaim => {
             let (name, volume) = match child.id.name.strip_suffix("-wal") {
@@ -224,6 +225,13 @@ pub fn apply_to(world: &mut World, plan: &Plan) {
                 report.pending_restart.clear();
                 report.restarted_for = Some(command.id.clone());
             }
+            Action::Switchover { primary, command } => {
+                let report = present(world.reports.get_mut(primary).unwrap());
+                report.pending_restart.clear();
+                report.restarted_for = Some(command.id.clone());
+                let to = *present(&mut world.pods).keys().find(|ordinal| *ordinal != primary).unwrap();
+                hand_over(world, to);
+            }
             Action::Leave { .. } => {}
         }
     }
@@ -248,8 +256,29 @@ pub fn agents_work(world: &mut World) {
         register.holder = format!("{}/uid/nonce", names.instance(primary));
         register.system_id = Some("7".into());
     }
+    let member = |ordinal: &u8| format!("m{ordinal}");
+    let followers = || ordinals.iter().filter(|ordinal| **ordinal != primary);
+    register.rules = match config.durability {
+        Durability::Quorum => vec![Rule::new(followers().map(member), u32::try_from(config.sync_replicas).unwrap())],
+        Durability::Async => vec![Rule::none()],
+    };
+    let replicas: Vec<ReplicaReport> = followers()
+        .map(|ordinal| ReplicaReport {
+            member: member(ordinal),
+            instance: Some(names.instance(*ordinal)),
+            flushed: None,
+            replayed: None,
+            streaming: true,
+        })
+        .collect();
+    // Who was ready is handed the role, when it should have it.
+    let wished = config.spec.primary.as_deref().and_then(|name| names.ordinal(name));
+    let ready = |ordinal: &u8| world.reports.get(ordinal).and_then(Known::present).is_some_and(|report| report.ready);
+    if let Some(wished) = wished.filter(|wished| *wished != primary && ready(wished) && ready(&primary)) {
+        return hand_over(world, wished);
+    }
     let term = register.term;
-    for ordinal in ordinals {
+    for ordinal in ordinals.clone() {
         let pod = present(&mut world.pods).get_mut(&ordinal).unwrap();
         (pod.running, pod.ready) = (true, true);
         let before = world.reports.get(&ordinal).and_then(Known::present).cloned();
@@ -265,7 +294,7 @@ pub fn agents_work(world: &mut World) {
             agent_version: "1".into(),
             phase: if ordinal == primary { Phase::Primary } else { Phase::Replica },
             message: None,
-            member: Some(format!("m{ordinal}")),
+            member: Some(member(&ordinal)),
             system_id: Some("7".into()),
             term,
             register: None,
@@ -278,15 +307,55 @@ pub fn agents_work(world: &mut World) {
             pending_restart: pending,
             restarted_for: before.and_then(|report| report.restarted_for),
             disk: None,
-            replicas: Vec::new(),
+            replicas: if ordinal == primary { replicas.clone() } else { Vec::new() },
             rules_confirmed: true,
             history: Vec::new(),
             draining: false,
             election: None,
             held: false,
             lease_age_seconds: None,
+            rejoined: None,
             unavailable_seconds: 0.0,
         };
         world.reports.insert(ordinal, Known::Present(report));
     }
+}
+
+/// The agents elect another primary.
+pub fn hand_over(world: &mut World, to: u8) {
+    let name = world.object.names.instance(to);
+    let lease = present(&mut world.lease);
+    let register = present(&mut lease.register);
+    let from = register.holder_instance().map(Into::into);
+    register.term += 1;
+    register.holder = format!("{name}/uid/nonce");
+    register.release = None;
+    lease.hand_over = Some(HandOver {
+        term: register.term,
+        from,
+        to: name,
+        reason: HandOverReason::Shutdown,
+        started_at: "2027-01-15T08:00:00.5Z".into(),
+        completed_at: Some("2027-01-15T08:00:01.75Z".into()),
+    });
+    agents_work(world);
+}
+
+pub fn ids(plan: &Plan) -> Vec<&str> {
+    plan.steps.iter().map(|step| step.id.as_str()).collect()
+}
+
+pub fn deletions(plan: &Plan, kind: Kind) -> Vec<String> {
+    plan.steps
+        .iter()
+        .filter_map(|step| match &step.action {
+            Action::Delete { id, .. } if id.kind == kind => Some(id.name.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+pub fn condition(world: &World, kind: &str) -> (String, String, String) {
+    let found = world.object.status.as_ref().unwrap().conditions.iter().find(|c| c.type_ == kind).unwrap();
+    (found.status.clone(), found.reason.clone(), found.message.clone())
 }

@@ -1,32 +1,13 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::testing::{agents_work, apply_to, change, empty, present, settle};
+use super::testing::{agents_work, apply_to, change, condition, deletions, empty, ids, present, settle};
 use super::{Action, Doing, Plan, plan};
 use crate::api::agent::{Lsn, Phase};
 use crate::api::spec::Durability;
 use crate::core::election::{Register, Rule};
 use crate::core::status::status;
 use crate::core::world::{ChildId, Failure, Kind, Known, Owner, SecretKind, Trouble, Volume, World};
-
-fn ids(plan: &Plan) -> Vec<&str> {
-    plan.steps.iter().map(|step| step.id.as_str()).collect()
-}
-
-fn deletions(plan: &Plan, kind: Kind) -> Vec<String> {
-    plan.steps
-        .iter()
-        .filter_map(|step| match &step.action {
-            Action::Delete { id, .. } if id.kind == kind => Some(id.name.clone()),
-            _ => None,
-        })
-        .collect()
-}
-
-fn condition(world: &World, kind: &str) -> (String, String, String) {
-    let found = world.object.status.as_ref().unwrap().conditions.iter().find(|c| c.type_ == kind).unwrap();
-    (found.status.clone(), found.reason.clone(), found.message.clone())
-}
 
 #[test]
 fn the_first_plan_makes_everything() {
@@ -105,42 +86,6 @@ fn each_child_comes_back() {
 }
 
 #[test]
-fn replicas_roll_one_at_a_time_and_the_primary_last() {
-    let mut world = empty(json!({"instances": 3}));
-    settle(&mut world);
-    change(&mut world, json!({"instances": 3, "image": "postgres:17.9"}));
-    let plans = settle(&mut world);
-    let deleted: Vec<Vec<String>> =
-        plans.iter().map(|plan| deletions(plan, Kind::Pod)).filter(|d| !d.is_empty()).collect();
-    assert_eq!(deleted, [["db-3"], ["db-2"], ["db-1"]]);
-    let reason = plans.iter().flat_map(|plan| &plan.steps).find(|step| step.id == "deletion of Pod db-3").unwrap();
-    assert_eq!((reason.reason.as_str(), reason.event), ("image from postgres:17 to postgres:17.9", Some("Rolling")));
-}
-
-#[test]
-fn a_roll_waits_while_one_does_not_serve_and_a_broken_one_is_replaced_at_once() {
-    let mut world = empty(json!({"instances": 3}));
-    settle(&mut world);
-    change(&mut world, json!({"instances": 3, "image": "postgres:nope"}));
-    let (first, second) = (plan(&world), |world: &mut World| {
-        let next = plan(world);
-        apply_to(world, &next);
-        next
-    });
-    apply_to(&mut world, &first);
-    second(&mut world);
-    // The new Pod of db-3 never starts.
-    let stuck = plan(&world);
-    assert!(deletions(&stuck, Kind::Pod).is_empty(), "{:?}", ids(&stuck));
-    change(&mut world, json!({"instances": 3}));
-    second(&mut world);
-    let healed = plan(&world);
-    assert_eq!(deletions(&healed, Kind::Pod), Vec::<String>::new(), "it was deleted in the step before");
-    settle(&mut world);
-    assert!(present(&mut world.pods).values().all(|pod| pod.template.as_ref().unwrap()["image"] == "postgres:17"));
-}
-
-#[test]
 fn scaling_down_takes_the_highest_but_never_the_primary() {
     let mut world = empty(json!({"instances": 5, "storage": {"walSize": "1Gi"}}));
     settle(&mut world);
@@ -174,23 +119,25 @@ fn quorum_is_never_lowered_silently() {
 }
 
 #[test]
-fn a_setting_that_needs_a_restart_restarts_replicas_first() {
-    let mut world = empty(json!({"instances": 3}));
+fn the_bounds_of_the_lease_and_an_accepted_loss_reach_the_agents() {
+    let failover = json!({"leaseDurationSeconds": 30, "renewDeadlineSeconds": 20, "retryPeriodSeconds": 3});
+    let mut world = empty(json!({"instances": 3, "failover": failover}));
     settle(&mut world);
-    change(&mut world, json!({"instances": 3, "postgresql": {"parameters": {"max_connections": 300}}}));
-    let restarts: Vec<u8> = settle(&mut world)
-        .iter()
-        .flat_map(|plan| &plan.steps)
-        .filter_map(|step| if let Action::Restart { ordinal, .. } = step.action { Some(ordinal) } else { None })
-        .collect();
-    assert_eq!(restarts, [3, 2, 1]);
-    world.object.restart = Some("now".into());
-    let again: usize = settle(&mut world)
-        .iter()
-        .flat_map(|plan| &plan.steps)
-        .filter(|step| matches!(step.action, Action::Restart { .. }))
-        .count();
-    assert_eq!(again, 3);
+    let bounds = present(&mut world.config).lease;
+    assert_eq!((bounds.duration, bounds.renew_deadline, bounds.retry_period), (30, 20, 3));
+    let term = plan(&world).members.term;
+    world.object.accept_loss = Some((term + 1).to_string());
+    assert!(plan(&world).settled(), "another term's annotation says nothing");
+    world.object.accept_loss = Some(term.to_string());
+    let next = plan(&world);
+    let step = &next.steps[0];
+    assert_eq!((step.id.as_str(), step.event), ("ConfigMap db-config", Some(super::DATA_LOSS_ACCEPTED)));
+    settle(&mut world);
+    assert_eq!(present(&mut world.config).accept_loss, Some(term));
+    present(&mut present(&mut world.lease).register).term += 1;
+    let plans = settle(&mut world);
+    assert_eq!(plans[0].steps[0].event, None);
+    assert_eq!(present(&mut world.config).accept_loss, None, "it counts once");
 }
 
 #[test]
@@ -400,9 +347,12 @@ fn a_users_secret_that_is_missing_is_named_and_waited_for() {
 }
 
 fn any_spec() -> impl Strategy<Value = Value> {
-    (1..=9_u8, any::<bool>(), any::<bool>(), 0..3_u8, any::<bool>(), any::<bool>()).prop_map(
-        |(instances, delete, hibernated, image, restart, big)| {
+    let primary = proptest::option::of(1..=9_u8);
+    (1..=9_u8, any::<bool>(), any::<bool>(), 0..3_u8, any::<bool>(), any::<bool>(), primary, any::<bool>()).prop_map(
+        |(instances, delete, hibernated, image, restart, big, primary, failover)| {
             json!({
+                "primary": primary.map(|ordinal| format!("db-{ordinal}")),
+                "failover": {"enabled": failover},
                 "instances": instances,
                 "image": format!("postgres:17.{image}"),
                 "state": if hibernated { "Hibernated" } else { "Running" },

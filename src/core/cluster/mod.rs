@@ -3,17 +3,24 @@
 //! The rules and their sentences are those of the CRD ([`crate::api::crd`], [`crate::api::spec`]); they are checked again
 //! because a bare CRD can let anything through. `tests/api` keeps the two equal on generated objects.
 
+mod check;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use check::{
+    check_failover, check_hba, check_identifier, check_instances, check_name, check_parameters, check_primary,
+    check_size, check_sync_replicas, check_version, is_cidr, version_number,
+};
+
 use super::quantity;
-use crate::api::names::{MAX_INSTANCES, MAX_NAME, Names};
-use crate::api::owned;
+use crate::api::agent::LeaseBounds;
+use crate::api::names::Names;
 use crate::api::spec::{
-    CertificatesSpec, Durability, Engine, HelloOperatorSpec, ImagePullPolicy, IntOrText, OnDelete, PodSpec,
-    SecretsSpec, ServicesSpec, State,
+    CertificatesSpec, Durability, Engine, HelloOperatorSpec, ImagePullPolicy, OnDelete, PodSpec, SecretsSpec,
+    ServicesSpec, State,
 };
 
 /// Smallest volume in which PostgreSQL can start.
@@ -38,7 +45,7 @@ pub struct Cluster {
     pub uid: i64,
     /// Group of the database's processes.
     pub gid: i64,
-    /// Wanted instances, 1 to [`MAX_INSTANCES`].
+    /// Wanted instances, 1 to [`crate::api::names::MAX_INSTANCES`].
     pub instances: u8,
     /// Resources of the database container.
     pub resources: Option<ResourceRequirements>,
@@ -52,6 +59,10 @@ pub struct Cluster {
     pub durability: Option<Durability>,
     /// k of ANY k, 1 to 8.
     pub sync_replicas: u8,
+    /// Ordinal of the instance that should be primary.
+    pub primary: Option<u8>,
+    /// When another instance takes over.
+    pub failover: Failover,
     /// The user's settings of PostgreSQL.
     pub parameters: BTreeMap<String, String>,
     /// The user's lines of pg_hba.conf.
@@ -92,6 +103,17 @@ pub struct Storage {
     pub on_delete: OnDelete,
 }
 
+/// When another instance takes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failover {
+    /// Whether one takes over from a primary that is lost.
+    pub enabled: bool,
+    /// Bounds of the primary Lease.
+    pub bounds: LeaseBounds,
+    /// With `Async`: bytes that a new primary may lack.
+    pub max_lag: u64,
+}
+
 /// A user's mistake.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {sentence}")]
@@ -119,6 +141,8 @@ impl Cluster {
                 errors.push(invalid(field, "use an id from 1 to 2147483647; root is not allowed"));
             }
         }
+        let primary = check_primary(name, spec.primary.as_deref(), &mut errors);
+        let failover = check_failover(&spec.failover, &mut errors);
         let bytes = check_size("spec.storage.size", &spec.storage.size, &mut errors);
         let wal_bytes =
             spec.storage.wal_size.as_ref().map(|size| check_size("spec.storage.walSize", size, &mut errors));
@@ -164,6 +188,8 @@ impl Cluster {
             },
             durability: spec.replication.durability,
             sync_replicas,
+            primary,
+            failover,
             parameters: spec
                 .postgresql
                 .parameters
@@ -234,141 +260,6 @@ pub fn transition(old: &HelloOperatorSpec, new: &HelloOperatorSpec) -> Vec<Inval
     errors
 }
 
-fn check_name(name: &str, errors: &mut Vec<Invalid>) {
-    if name.len() > MAX_NAME {
-        errors.push(invalid(
-            "metadata.name",
-            format!("use a name of at most {MAX_NAME} characters, so that the names made from it stay valid"),
-        ));
-    }
-    let bytes = name.as_bytes();
-    let inner = bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-');
-    let ends = bytes.first().is_some_and(u8::is_ascii_lowercase) && bytes.last().is_some_and(|b| *b != b'-');
-    if !(inner && ends) {
-        errors.push(invalid(
-            "metadata.name",
-            "use a name that begins with a letter and has only lower case letters, digits and hyphens (no dots), such as my-helloworld",
-        ));
-    }
-}
-
-fn version_number(version: &IntOrText) -> Option<i64> {
-    match version {
-        IntOrText::Int(number) => Some(*number),
-        IntOrText::Text(text) => text.parse().ok(),
-    }
-}
-
-fn check_version(version: &IntOrText, errors: &mut Vec<Invalid>) -> u16 {
-    let found = VERSIONS.into_iter().find(|supported| match version {
-        IntOrText::Int(number) => *number == i64::from(*supported),
-        IntOrText::Text(text) => *text == supported.to_string(),
-    });
-    found.unwrap_or_else(|| {
-        errors.push(invalid("spec.version", "use a version that is supported: 15, 16, 17 or 18"));
-        0
-    })
-}
-
-fn check_instances(instances: i32, errors: &mut Vec<Invalid>) -> u8 {
-    if instances == 0 {
-        errors.push(invalid(
-            "spec.instances",
-            "instances cannot be 0: to stop the Pods and keep the data, say state: Hibernated",
-        ));
-        return 0;
-    }
-    u8::try_from(instances).ok().filter(|count| *count <= MAX_INSTANCES).unwrap_or_else(|| {
-        errors.push(invalid("spec.instances", "use 1 to 9 instances"));
-        0
-    })
-}
-
-fn check_sync_replicas(spec: &HelloOperatorSpec, errors: &mut Vec<Invalid>) -> u8 {
-    let k = spec.replication.sync_replicas;
-    if !(1..=8).contains(&k) {
-        errors.push(invalid("spec.replication.syncReplicas", "use 1 to 8 syncReplicas"));
-        return 0;
-    }
-    if spec.replication.durability == Some(Durability::Quorum) && k >= spec.instances {
-        errors.push(invalid(
-            "spec",
-            "with durability Quorum, syncReplicas must be smaller than instances: lower replication.syncReplicas, raise instances, or say replication.durability: Async",
-        ));
-    }
-    u8::try_from(k).unwrap_or(0)
-}
-
-fn check_size(field: &str, size: &Quantity, errors: &mut Vec<Invalid>) -> u64 {
-    let enough = quantity::nanos(&size.0).is_some_and(|nanos| nanos >= quantity::in_nanos(MIN_VOLUME));
-    let bytes = quantity::parse(&size.0).filter(|_| enough);
-    bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_else(|| {
-        errors.push(invalid(field, "use a size of at least 32Mi, such as 10Gi"));
-        0
-    })
-}
-
-fn check_parameters(parameters: &BTreeMap<String, IntOrText>, errors: &mut Vec<Invalid>) {
-    const FIELD: &str = "spec.postgresql.parameters";
-    if !parameters.keys().all(|key| is_setting(key)) {
-        errors.push(invalid(
-            FIELD,
-            "use names of settings as PostgreSQL writes them, in lower case, such as work_mem or auto_explain.log_min_duration",
-        ));
-    }
-    for owned in parameters.keys().filter_map(|key| owned::find(key)) {
-        errors.push(invalid(FIELD, owned.sentence()));
-    }
-}
-
-fn is_setting(key: &str) -> bool {
-    fn part(text: &str) -> bool {
-        text.bytes().next().is_some_and(|b| b.is_ascii_lowercase())
-            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
-    }
-    match key.split_once('.') {
-        Some((class, name)) => part(class) && part(name),
-        None => part(key),
-    }
-}
-
-fn check_hba(line: &str, errors: &mut Vec<Invalid>) {
-    const KINDS: [&str; 6] = ["local", "host", "hostssl", "hostnossl", "hostgssenc", "hostnogssenc"];
-    let kind = line.split_once([' ', '\t']).map(|(kind, _)| kind);
-    if !kind.is_some_and(|kind| KINDS.contains(&kind)) || line.contains(['\n', '\r']) {
-        errors.push(invalid(
-            "spec.postgresql.hba",
-            "write one line of pg_hba.conf, such as: hostssl all all 10.0.0.0/8 scram-sha-256",
-        ));
-    }
-}
-
-const RESERVED: [&str; 5] = ["postgres", "template0", "template1", "streaming_replica", "public"];
-
-fn check_identifier(field: &str, name: &str, errors: &mut Vec<Invalid>) {
-    let begins = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b == b'_');
-    let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-    if !(begins && inner) {
-        errors.push(invalid(field, "use lower case letters, digits and underscores, beginning with a letter"));
-    }
-    if name.starts_with("pg_") || RESERVED.contains(&name) {
-        errors.push(invalid(field, "that name belongs to PostgreSQL or to the operator: choose another, such as app"));
-    }
-}
-
-fn is_cidr(range: &str) -> bool {
-    let Some((address, bits)) = range.split_once('/') else { return false };
-    let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
-    // As Kubernetes does: an IPv4 address in the clothes of an IPv6 one is neither.
-    if matches!(address, std::net::IpAddr::V6(address) if address.to_ipv4_mapped().is_some()) {
-        return false;
-    }
-    let canonical =
-        !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit()) && (bits == "0" || !bits.starts_with('0'));
-    let most = if address.is_ipv4() { 32 } else { 128 };
-    canonical && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
-}
-
 fn memory_limit(resources: Option<&ResourceRequirements>) -> Option<u64> {
     let limit = resources?.limits.as_ref()?.get("memory")?;
     quantity::parse(&limit.0).and_then(|bytes| u64::try_from(bytes).ok()).filter(|bytes| *bytes > 0)
@@ -377,6 +268,7 @@ fn memory_limit(resources: Option<&ResourceRequirements>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::spec::{FailoverSpec, IntOrText};
 
     fn sentences(name: &str, change: impl FnOnce(&mut HelloOperatorSpec)) -> Vec<String> {
         let mut spec: HelloOperatorSpec = serde_json::from_str("{}").unwrap();
@@ -419,6 +311,45 @@ mod tests {
                 crate::api::spec::ReplicationSpec { durability: Some(Durability::Quorum), sync_replicas: 2 };
         });
         assert!(quorum[0].contains("syncReplicas must be smaller"), "{quorum:?}");
+    }
+
+    #[test]
+    fn the_bounds_of_the_lease_leave_time_for_the_stop() {
+        let lease = |duration, deadline, retry| {
+            sentences("db", |s| {
+                s.failover = FailoverSpec {
+                    lease_duration_seconds: duration,
+                    renew_deadline_seconds: deadline,
+                    retry_period_seconds: retry,
+                    ..FailoverSpec::default()
+                };
+            })
+        };
+        assert!(lease(15, 10, 2).is_empty() && lease(8, 5, 2).is_empty() && lease(300, 297, 60).is_empty());
+        assert!(lease(15, 13, 2)[0].contains("more than 2 less"), "{:?}", lease(15, 13, 2));
+        assert!(lease(15, 10, 5)[0].contains("less than half"), "{:?}", lease(15, 10, 5));
+        assert!(lease(7, 5, 1)[0].contains("use 8 to 300 leaseDurationSeconds"));
+        assert_eq!(lease(i32::MIN, i32::MAX, i32::MAX).len(), 5);
+    }
+
+    #[test]
+    fn the_primary_that_is_wanted_is_an_instance_of_this_object() {
+        for (primary, right) in [("db-1", true), ("db-9", true), ("db-0", false), ("db-10", false), ("x-1", false)] {
+            assert_eq!(sentences("db", |s| s.primary = Some(primary.into())).is_empty(), right, "{primary}");
+        }
+    }
+
+    #[test]
+    fn the_lag_that_is_allowed_is_a_number_of_bytes() {
+        let lag = |text: &str| {
+            let spec = HelloOperatorSpec {
+                failover: FailoverSpec { max_lag_bytes: Quantity(text.into()), ..FailoverSpec::default() },
+                ..HelloOperatorSpec::default()
+            };
+            Cluster::parse("db", &spec).map(|cluster| cluster.failover.max_lag).map_err(|errors| errors.len())
+        };
+        assert_eq!((lag("16Mi"), lag("0"), lag("5")), (Ok(16 << 20), Ok(0), Ok(5)));
+        assert_eq!((lag("-1"), lag("much"), lag("-1n")), (Err(1), Err(1), Err(1)));
     }
 
     #[test]
