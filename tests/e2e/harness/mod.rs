@@ -47,7 +47,7 @@ where
     R: Future<Output = Result>,
 {
     let _turn = TURN.read().await;
-    run_case(Suite::get().await?, name, LIMIT, body).await
+    run_case(Suite::get().await?, name, LIMIT, false, body).await
 }
 
 /// Runs a case that nothing else may run beside: it changes the CRD, the operator's Deployment or the nodes. Afterwards,
@@ -68,13 +68,13 @@ where
 {
     let _turn = TURN.write().await;
     let suite = Suite::get().await?;
-    let outcome = run_case(suite, name, limit, body).await;
+    let outcome = run_case(suite, name, limit, true, body).await;
     let restored = suite.restore().await;
     outcome?;
     restored
 }
 
-async fn run_case<F, R>(suite: &'static Suite, name: &str, limit: Duration, body: F) -> Result
+async fn run_case<F, R>(suite: &'static Suite, name: &str, limit: Duration, alone: bool, body: F) -> Result
 where
     F: FnOnce(&'static Suite, Case) -> R,
     R: Future<Output = Result>,
@@ -97,8 +97,13 @@ where
     if outcome.is_err() && suite.keeps() {
         return outcome;
     }
-    case.end().await?;
-    outcome
+    if alone {
+        // No Pod ends on a node without power.
+        suite.heal().await?;
+    }
+    let ended = case.end().await;
+    outcome?;
+    ended
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
