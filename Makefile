@@ -37,6 +37,9 @@ check: ## Format, lints, unit and property tests, directions, chart: no cluster 
 
 test: check api engine e2e cluster-test ## Everything that fits 40 minutes; CI runs this
 
+.PHONY: test-all e2e-long chaos
+test-all: test e2e-long ## The same and the long cases of the election (about 2 hours more)
+
 .PHONY: cluster-test
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
@@ -62,13 +65,22 @@ export HELLO_CLUSTER=$(TEST_CLUSTER) HELLO_PROFILE=$(PROFILE); set -m; \
 	cargo test --locked --features local-cluster $(1) & tests=$$!; wait $$tests
 endef
 
-.PHONY: e2e bench
-e2e bench: PROFILE := release
+.PHONY: e2e bench bench-failover
+e2e e2e-long chaos bench bench-failover: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
 	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
+e2e-long: ## What is too long for `make test` (CASE=part of a test's name)
+	@$(call in_cluster,--test e2e -- --test-threads=1 --ignored $(CASE))
+
+chaos: ## Random faults for some minutes; the seed is printed (MINUTES=60 SEED=)
+	@export MINUTES='$(or $(MINUTES),60)' SEED='$(SEED)'; $(call in_cluster,--test e2e -- --test-threads=1 random_faults)
+
 bench: ## Measure the figures that we promise, print them and append them to docs/figures.md (CASE=part of a figure's name)
 	@$(call in_cluster,--test bench -- $(CASE))
+
+bench-failover: ## Measure how long clients cannot write (N=10 OPERATOR=0 for none FIGURE=part of a name); docs/figures-failover.md
+	@export N='$(N)' OPERATOR='$(OPERATOR)'; $(call in_cluster,--test bench -- 'failover:$(FIGURE)')
 
 # --- what we ship
 

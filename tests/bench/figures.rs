@@ -85,7 +85,7 @@ impl Figures {
 }
 
 /// When, what, and on what.
-fn machine() -> String {
+pub fn machine() -> String {
     let said = |program: &str, arguments: &[&str]| {
         let output =
             std::process::Command::new(program).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();

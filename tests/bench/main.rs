@@ -2,6 +2,7 @@
 
 #[path = "../cluster/mod.rs"]
 mod cluster;
+mod failover;
 mod figures;
 #[allow(unused_imports, reason = "what the cases use and the figures do not")]
 #[path = "../e2e/harness/mod.rs"]
@@ -38,6 +39,13 @@ fn main() -> ExitCode {
 }
 
 async fn measure(chosen: &str, figures: &mut Figures) -> Result {
+    if let Some(part) = chosen.strip_prefix("failover") {
+        let part = part.trim_start_matches(':').trim().to_owned();
+        return alone_within(6 * HOUR, "failover", async move |suite, case| {
+            failover::measure(suite, &case, &part).await
+        })
+        .await;
+    }
     let wanted = |name: &str| name.contains(chosen);
     if wanted("sizes") {
         figures.sizes(Suite::get().await?).await?;

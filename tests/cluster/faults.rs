@@ -23,6 +23,11 @@ impl Node {
         format!("node{}", self.number)
     }
 
+    /// Path of its network namespace: who enters it reaches Services as a Pod does.
+    pub async fn network_namespace(self) -> Result<std::path::PathBuf> {
+        lc(SHORT, ["node", "network", &self.number.to_string()]).await.map(Into::into)
+    }
+
     /// Power loss: every process of the node is gone at once, and it answers nothing. The disk stays.
     pub async fn kill(self) -> Result<()> {
         lc(SHORT, ["node", "kill", &self.number.to_string()]).await.map(drop)

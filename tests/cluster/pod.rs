@@ -69,6 +69,13 @@ impl Pod {
         lc(SHORT, arguments).await.map(drop)
     }
 
+    /// The file system at a path answers no write for so long. It has to be a volume of the class `local-sized`: others
+    /// are a folder of the machine's own disk.
+    pub async fn freeze_disk(&self, container: &str, path: &str, time: std::time::Duration) -> Result<()> {
+        let seconds = time.as_secs().to_string();
+        lc(SHORT, ["pod-freeze-disk", &self.namespace, &self.name, container, path, &seconds]).await.map(drop)
+    }
+
     /// Runs a command in a container, as its user and with its environment, and returns what it printed.
     pub async fn run(&self, container: &str, command: &[&str]) -> Result<String> {
         let mut arguments = vec!["pod-exec", &self.namespace, &self.name, container];

@@ -55,3 +55,17 @@ pod_exec() { # namespace pod container command...
   mapfile -d '' -t environment <"/proc/$pid/environ"
   exec nsenter -t "$pid" -m -p -n -u -i -r -w --setuid "$user" --setgid "$group" -- /usr/bin/env -i "${environment[@]}" "$@"
 }
+
+# The file system at a path of a container answers no write for so many seconds, then goes on: never for ever, because what
+# waits for a disk cannot be killed, and nothing could be cleaned up.
+pod_freeze_disk() { # namespace pod container path seconds
+  local processes pid
+  [[ $5 =~ ^[1-9][0-9]?$ ]] || die "between 1 and 99 seconds, not '$5'"
+  processes=$(container_processes "$1" "$2" "$3")
+  # shellcheck disable=SC2086 # one argument per process
+  pid=$(main_process $processes)
+  exec 8<"/proc/$pid/root$4"
+  fsfreeze --freeze /proc/self/fd/8
+  # shellcheck disable=SC2016 # expanded by the inner shell
+  setsid bash -c 'sleep "$1"; fsfreeze --unfreeze /proc/self/fd/8' thaw "$5" </dev/null >/dev/null 2>&1 &
+}

@@ -7,9 +7,10 @@
 mod case;
 mod client;
 mod dump;
+pub mod election;
 mod idle;
 mod program;
-mod suite;
+pub(crate) mod suite;
 mod terminal;
 
 use std::future::Future;
@@ -22,7 +23,7 @@ pub use case::{Case, condition, json_at};
 pub use client::ClientPod;
 pub use idle::writes_while_idle;
 pub use program::Said;
-pub use suite::Suite;
+pub use suite::{Suite, variable};
 pub use terminal::Terminal;
 
 /// What fails in a case, fails with any error; it is printed.
@@ -46,7 +47,7 @@ where
     R: Future<Output = Result>,
 {
     let _turn = TURN.read().await;
-    run_case(Suite::get().await?, name, LIMIT, body).await
+    run_case(Suite::get().await?, name, LIMIT, false, body).await
 }
 
 /// Runs a case that nothing else may run beside: it changes the CRD, the operator's Deployment or the nodes. Afterwards,
@@ -67,13 +68,13 @@ where
 {
     let _turn = TURN.write().await;
     let suite = Suite::get().await?;
-    let outcome = run_case(suite, name, limit, body).await;
+    let outcome = run_case(suite, name, limit, true, body).await;
     let restored = suite.restore().await;
     outcome?;
     restored
 }
 
-async fn run_case<F, R>(suite: &'static Suite, name: &str, limit: Duration, body: F) -> Result
+async fn run_case<F, R>(suite: &'static Suite, name: &str, limit: Duration, alone: bool, body: F) -> Result
 where
     F: FnOnce(&'static Suite, Case) -> R,
     R: Future<Output = Result>,
@@ -96,8 +97,13 @@ where
     if outcome.is_err() && suite.keeps() {
         return outcome;
     }
-    case.end().await?;
-    outcome
+    if alone {
+        // No Pod ends on a node without power.
+        suite.heal().await?;
+    }
+    let ended = case.end().await;
+    outcome?;
+    ended
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -127,9 +127,14 @@ impl Suite {
         Ok(pods.list(&ListParams::default().labels(&format!("app.kubernetes.io/name={OPERATOR}"))).await?.items)
     }
 
+    /// Nodes have power and network, and the API server answers.
+    pub async fn heal(&self) -> Result {
+        script("tests/cluster/lc", &["up"]).await.map(drop)
+    }
+
     /// Nodes have power and network, the CRD is ours, and the operator runs as the chart says by default.
     pub async fn restore(&self) -> Result {
-        script("tests/cluster/lc", &["up"]).await?;
+        self.heal().await?;
         let client = self.cluster.client().await?;
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let ours = |crd: &CustomResourceDefinition| {
@@ -180,6 +185,6 @@ async fn script(path: &str, arguments: &[&str]) -> Result<String> {
 }
 
 #[allow(clippy::disallowed_methods, reason = "the place where tests read their environment")]
-fn variable(name: &str) -> Option<String> {
+pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
