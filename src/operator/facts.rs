@@ -87,10 +87,26 @@ impl Facts for VolumeFacts {
     }
 }
 
+/// The register without what every renewal changes: the holder's position.
+fn standing(register: &Known<Register>) -> Known<serde_json::Value> {
+    match register {
+        Known::Present(register) => {
+            let mut value = serde_json::to_value(register).unwrap_or_default();
+            if let Some(fields) = value.as_object_mut() {
+                fields.remove("end");
+            }
+            Known::Present(value)
+        }
+        Known::Absent => Known::Absent,
+        Known::Unknown(why) => Known::Unknown(why.clone()),
+    }
+}
+
 impl Facts for LeaseFacts {
     fn differs(&self, next: &Self) -> bool {
-        // A renewal changes none of these.
-        child_differs(&self.meta, &next.meta) || self.register != next.register || self.hand_over != next.hand_over
+        child_differs(&self.meta, &next.meta)
+            || standing(&self.register) != standing(&next.register)
+            || self.hand_over != next.hand_over
     }
 }
 
