@@ -24,6 +24,9 @@ pub enum Command {
     Run(RunArgs),
     /// Runs the agent: PID 1 of the database container of each instance.
     Agent(AgentArgs),
+    /// Ends PostgreSQL at the deadline when the agent cannot. The agent starts it; it is of no use to anybody else.
+    #[command(hide = true)]
+    Killer(KillerArgs),
     /// Copies this binary into a shared volume, so that any database image can run the agent.
     Inject(InjectArgs),
     /// Prints the CustomResourceDefinitions as YAML.
@@ -105,6 +108,14 @@ pub struct AgentArgs {
     /// Where the WAL volume is mounted, when the cluster has one.
     #[arg(long, env = "HELLO_WAL_MOUNT")]
     pub wal: Option<PathBuf>,
+}
+
+/// Flags of `hello-operator killer`.
+#[derive(Debug, Clone, Args)]
+pub struct KillerArgs {
+    /// The agent that started it.
+    #[arg(long)]
+    pub agent: u32,
 }
 
 /// Flags of `hello-operator inject`.

@@ -11,11 +11,16 @@ use hello_operator::telemetry;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // First, and with nothing of what the others need: it stays small.
+    if let Command::Killer(args) = cli.command {
+        return finish(agent::killer::run(args.agent));
+    }
     // Several crates bring TLS; they share this one provider. It fails only if there is one already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match cli.command {
         Command::Run(args) => finish(block_on(operator::run(args, cli.log))),
         Command::Agent(args) => run_agent(args, &cli.log),
+        Command::Killer(args) => finish(agent::killer::run(args.agent)),
         Command::Inject(args) => finish(agent::inject(&args.to)),
         Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
         Command::Plan(args) => finish(block_on(operator::show(args)).map(print)),

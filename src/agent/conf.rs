@@ -37,6 +37,8 @@ pub struct Place {
 pub enum Aim {
     /// Takes writes; commits wait for these.
     Primary(SyncSetting),
+    /// Is about to take writes: commits wait for these from the first on.
+    Promotion(SyncSetting),
     /// Follows.
     Standby {
         /// Own member id.
@@ -53,7 +55,7 @@ impl Place {
     pub fn files(&self, config: &ClusterConfig, chosen: &Chosen, aim: &Aim) -> Result<Files, Error> {
         let version_file = self.layout.pgdata().join("PG_VERSION");
         let version = std::fs::read_to_string(&version_file).map_err(Error::io("read", version_file))?;
-        let standby = matches!(aim, Aim::Standby { .. });
+        let standby = !matches!(aim, Aim::Primary(_));
         let own = Own {
             major: Major::parse(&version)?,
             instance: self.instance.clone(),
@@ -69,7 +71,7 @@ impl Place {
 
     fn role(&self, config: &ClusterConfig, aim: &Aim) -> Result<Role, Error> {
         Ok(match aim {
-            Aim::Primary(sync) => Role::Primary { sync: sync_names::any(sync.k, &sync.members) },
+            Aim::Primary(sync) | Aim::Promotion(sync) => Role::Primary { sync: sync_names::any(sync.k, &sync.members) },
             Aim::Standby { member, source, critical } => {
                 let upstream = match source {
                     Some(source) => Some((self.upstream(config, source)?.conninfo(member), slots::of(member))),

@@ -9,6 +9,7 @@ use super::bootstrap::{control, password_sql};
 use super::conf::Aim;
 use super::endpoints::Routes;
 use super::files::{Fingerprint, Secrets};
+use super::history::history_of;
 use super::members::SLOT_GRACE;
 use super::postmaster::{Files, Postmaster};
 use super::process::boottime;
@@ -25,7 +26,7 @@ use crate::engine::postgres::{slots, sync_names};
 /// How often things are looked at again although nothing seems to have changed.
 const SECRETS_EVERY: Duration = Duration::from_secs(2);
 const PEERS_EVERY: Duration = Duration::from_secs(1);
-const PEERS_EAGER: Duration = Duration::from_millis(250);
+const PEERS_EAGER: Duration = Duration::from_millis(100);
 const SLOTS_EVERY: Duration = Duration::from_secs(5);
 const FLOOR_EVERY: Duration = Duration::from_secs(15);
 const ROUTES_EVERY: Duration = Duration::from_secs(5);
@@ -83,6 +84,9 @@ pub(super) struct Duties {
     trouble: Option<String>,
     observed_at: Boot,
     streamed_at: Option<Boot>,
+    /// Time in which this instance was to take writes and did not, and when that was looked at last.
+    unavailable: Duration,
+    looked_at: Boot,
 }
 
 /// The files that PostgreSQL reads or has to read again.
@@ -119,6 +123,8 @@ impl Duties {
             trouble: None,
             observed_at: Duration::ZERO,
             streamed_at: None,
+            unavailable: Duration::ZERO,
+            looked_at: boottime(),
         }
     }
 
@@ -155,7 +161,7 @@ impl Duties {
 
 fn sync_of(aim: &Aim) -> Option<SyncSetting> {
     match aim {
-        Aim::Primary(sync) => Some(sync.clone()),
+        Aim::Primary(sync) | Aim::Promotion(sync) => Some(sync.clone()),
         Aim::Standby { .. } => None,
     }
 }
@@ -234,13 +240,13 @@ impl Agent {
     }
 
     /// Makes the running PostgreSQL follow the configuration, the rule and the source that hold now.
-    fn configure(&mut self) {
+    pub(super) fn configure(&mut self) {
         let aim = match &self.engine {
             EngineState::Primary => match self.sync_setting() {
                 Some(sync) => Aim::Primary(sync),
                 None => return,
             },
-            EngineState::Standby { source } => self.standby_aim(source.clone()),
+            EngineState::Standby { source, .. } => self.standby_aim(source.clone()),
             EngineState::Stopped | EngineState::Busy(_) => return,
         };
         let (Some(config), Some(postmaster)) = (&self.config, &self.postmaster) else { return };
@@ -449,6 +455,24 @@ impl Agent {
                 if seen.status.streaming_from.is_some() {
                     self.duties.streamed_at = Some(boottime());
                 }
+                let mut consistent = false;
+                if let EngineState::Standby { replaying, .. } = &mut self.engine {
+                    consistent = true;
+                    // What it had is replayed once.
+                    *replaying &= seen.status.replaying;
+                }
+                // What the Lease tells of the end of the WAL, with the next renewal.
+                if let (EngineState::Primary, Data::Present(member), Some(end)) =
+                    (&self.engine, &mut self.data, seen.status.flushed)
+                {
+                    member.end = end;
+                }
+                if consistent
+                    && self.state.fresh.is_some()
+                    && let Err(error) = self.remember(|state| state.fresh = None)
+                {
+                    warn("the state on the volume", &error);
+                }
                 self.members.see(&seen.walsenders, boottime());
                 self.observation = Some(*seen);
                 if self.failures > 0 && self.postmaster.is_some() {
@@ -469,7 +493,8 @@ impl Agent {
                 self.duties.peers.end(if complete { PEERS_EVERY } else { PEERS_EAGER });
                 if self.tenure.as_ref().is_some_and(|tenure| tenure.term == term) {
                     let system_id = self.data.system_id().map(ToOwned::to_owned);
-                    self.members.hear(heard, term, system_id.as_deref(), &asked);
+                    let timeline = self.register().map(|register| register.timeline);
+                    self.members.hear(heard, term, timeline, system_id.as_deref(), &asked);
                 }
             }
             Event::Confirmed(rule, setting, outcome) => {
@@ -528,6 +553,7 @@ impl Agent {
                 Ok(()) => {
                     self.duties.routed = Some(routes);
                     self.duties.routes.end(ROUTES_EVERY);
+                    self.complete_hand_over();
                 }
                 Err(error) => {
                     warn("the EndpointSlices", &error);
@@ -563,7 +589,7 @@ impl Agent {
         report.system_id = self.data.system_id().map(ToOwned::to_owned);
         report.term = match (&self.tenure, &self.engine) {
             (Some(tenure), _) => tenure.term,
-            (None, EngineState::Standby { source: Some(source) }) => source.term,
+            (None, EngineState::Standby { source: Some(source), .. }) => source.term,
             _ => 0,
         };
         report.register = self.register().and_then(|register| serde_json::to_string(register).ok());
@@ -571,6 +597,17 @@ impl Agent {
         report.pending_restart.clone_from(&self.duties.pending);
         report.restarted_for.clone_from(&self.state.restarted_for);
         report.disk = self.place.layout.disk().ok();
+        report.draining = self.stopping.is_some();
+        report.election = self.election_report();
+        if let Some(tenure) = &self.tenure {
+            report.held = tenure.held_until.is_some();
+            report.lease_age_seconds = Some(boottime().saturating_sub(tenure.renewed).as_secs_f64());
+        }
+        if let (EngineState::Primary, Data::Present(member)) = (&self.engine, &self.data) {
+            let parents = history_of(&self.place.layout.pgdata(), member.timeline);
+            report.history = parents.into_iter().map(|(id, left)| (id, Some(left))).collect();
+            report.history.push((member.timeline, None));
+        }
         if let (EngineState::Primary, Some(seen)) = (&self.engine, seen) {
             report.replicas = self.members.replicas(&seen.walsenders);
         }
@@ -579,6 +616,12 @@ impl Agent {
                 .register()
                 .is_some_and(|register| register.rules.len() == 1 && self.duties.confirmed.as_ref() == register.rule());
         let ready = self.serves();
+        let now = boottime();
+        if self.tenure.is_some() && (ready.is_err() || self.engine != EngineState::Primary) {
+            self.duties.unavailable += now.saturating_sub(self.duties.looked_at);
+        }
+        self.duties.looked_at = now;
+        report.unavailable_seconds = self.duties.unavailable.as_secs_f64();
         report.ready = ready.is_ok();
         report.message =
             self.trouble.clone().or_else(|| ready.err()).filter(|_| !report.ready || self.trouble.is_some());
@@ -601,7 +644,7 @@ impl Agent {
             EngineState::Standby { .. } => Phase::Replica,
             EngineState::Busy(Job::Bootstrap) => Phase::Bootstrapping,
             EngineState::Busy(Job::Clone) => Phase::Cloning,
-            EngineState::Busy(Job::StartPrimary | Job::StartStandby) => Phase::Starting,
+            EngineState::Busy(Job::StartPrimary | Job::StartStandby | Job::Promote | Job::Rewind) => Phase::Starting,
             EngineState::Busy(Job::StopPrimary | Job::StopStandby) => Phase::Stopped,
             EngineState::Stopped if self.trouble.is_some() || self.refusal.is_some() => Phase::Failed,
             EngineState::Stopped if self.stopping.is_some() => Phase::Stopped,
@@ -627,12 +670,12 @@ impl Agent {
                 }
                 Ok(())
             }
-            EngineState::Standby { source: Some(source) } => {
+            EngineState::Standby { source: Some(source), .. } => {
                 let Some(seen) = seen else { return Err("PostgreSQL does not answer yet".into()) };
                 let upstream = seen.status.streaming_from.as_deref();
                 let recently = self.duties.streamed_at.is_some_and(|at| boottime().saturating_sub(at) < GAP);
-                let established = self.register().map_or(0, |register| register.established);
-                if upstream == Some(source.instance.as_str()) && seen.status.timeline == Some(established)
+                let written_on = self.register().map_or(0, |register| register.timeline);
+                if upstream == Some(source.instance.as_str()) && seen.status.timeline == Some(written_on)
                     || upstream.is_none() && recently
                 {
                     Ok(())
@@ -640,7 +683,7 @@ impl Agent {
                     Err(format!("does not stream from {} yet", source.instance))
                 }
             }
-            EngineState::Standby { source: None } => Err("nobody holds the Lease of the primary".into()),
+            EngineState::Standby { source: None, .. } => Err("nobody holds the Lease of the primary".into()),
             EngineState::Busy(_) => Err(format!("{:?}", self.phase())),
             EngineState::Stopped => match &self.data {
                 Data::Unknown => waits("the volume has not been looked at"),

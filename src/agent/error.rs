@@ -75,6 +75,14 @@ pub enum Error {
         /// What it said.
         message: String,
     },
+    /// Another agent answered that it does not do it.
+    #[error("the agent of {instance} refused: {message}")]
+    Refused {
+        /// Whose agent.
+        instance: String,
+        /// Why.
+        message: String,
+    },
     /// A file that somebody else wrote and that cannot be understood.
     #[error("{what} cannot be read: {message}")]
     Invalid {
@@ -100,7 +108,7 @@ impl Error {
                 kube::Error::Api(status) if status.code == 403 => Category::Forbidden,
                 _ => Category::Api,
             },
-            Self::Peer { .. } => Category::Agent,
+            Self::Peer { .. } | Self::Refused { .. } => Category::Agent,
         }
     }
 

@@ -38,7 +38,16 @@ impl Members {
     }
 
     /// The other agents answered.
-    pub fn hear(&mut self, heard: Vec<Heard>, term: i64, system_id: Option<&str>, asked: &[String]) {
+    ///
+    /// `timeline`: that on which the holder writes; what a member received on another one is of another history.
+    pub fn hear(
+        &mut self,
+        heard: Vec<Heard>,
+        term: i64,
+        timeline: Option<u32>,
+        system_id: Option<&str>,
+        asked: &[String],
+    ) {
         for instance in asked {
             if !heard.iter().any(|answer| answer.instance == *instance) {
                 self.heard.remove(instance);
@@ -53,7 +62,8 @@ impl Members {
                 known.instance.clone_from(&answer.instance);
                 // It follows this holder in this term: sticky, because a data directory keeps its history until it is
                 // cloned anew, and then it has another id.
-                known.confirmed |= report.term == term && report.phase == Phase::Replica;
+                let follows = report.term == term && report.phase == Phase::Replica && report.streaming;
+                known.confirmed |= follows && report.timeline == timeline;
             }
             self.heard.insert(answer.instance.clone(), answer);
         }
@@ -126,6 +136,18 @@ impl Members {
             .collect()
     }
 
+    /// Instances that could take over now: those that follow and stream, by name.
+    pub fn ready(&self) -> Vec<String> {
+        let mut ready: Vec<&Known> = self
+            .known
+            .values()
+            .filter(|known| known.confirmed && known.streaming && !known.instance.is_empty())
+            .collect();
+        ready.retain(|known| !self.leaving.contains(&known.instance));
+        ready.sort_by_key(|known| &known.instance);
+        ready.into_iter().map(|known| known.instance.clone()).collect()
+    }
+
     /// Ids that have or may need a slot: members of instances that are wanted.
     pub fn ids(&self, wanted: &[String]) -> BTreeSet<String> {
         self.known.iter().filter(|(_, known)| wanted.contains(&known.instance)).map(|(id, _)| id.clone()).collect()
@@ -182,7 +204,7 @@ mod tests {
     fn heard(instance: &str, member: &str, term: i64) -> Heard {
         let report = serde_json::json!({
             "instance": instance, "podUid": "u", "agentVersion": "1", "phase": "replica",
-            "member": member, "systemId": "s", "term": term, "ready": true,
+            "member": member, "systemId": "s", "term": term, "ready": true, "streaming": true, "timeline": 2,
         });
         Heard {
             instance: instance.into(),
@@ -194,7 +216,7 @@ mod tests {
     fn book(reports: Vec<Heard>, senders: &[Walsender]) -> Members {
         let mut members = Members::default();
         members.begin(Duration::from_secs(100));
-        members.hear(reports, 5, Some("s"), &["db-2".into(), "db-3".into()]);
+        members.hear(reports, 5, Some(2), Some("s"), &["db-2".into(), "db-3".into()]);
         members.see(senders, Duration::from_secs(101));
         members
     }
@@ -235,7 +257,7 @@ mod tests {
     #[test]
     fn an_instance_with_a_new_member_id_forgets_the_old_one() {
         let mut members = book(vec![heard("db-2", "db-2-a", 5)], &[]);
-        members.hear(vec![heard("db-2", "db-2-b", 5)], 5, Some("s"), &["db-2".into()]);
+        members.hear(vec![heard("db-2", "db-2-b", 5)], 5, Some(2), Some("s"), &["db-2".into()]);
         assert_eq!(members.ids(&wanted()).into_iter().collect::<Vec<_>>(), ["db-2-b"]);
         assert!(members.ids(&["db-1".into()]).is_empty(), "an instance that is not wanted needs no slot");
         let joined = members.joined(&register(&["db-2-a"]), &wanted(), Duration::from_secs(140));

@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{Api, Client};
 use rustls::pki_types::ServerName;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
@@ -18,8 +20,9 @@ use tokio_rustls::TlsConnector;
 use super::Error;
 use super::lease::call;
 use super::tls::Tls;
-use crate::api::agent::Report;
-use crate::api::names::PORT_AGENT;
+use crate::api::agent::{FreezeRequest, HoldAnswer, HoldRequest, Report};
+use crate::api::names::{CONTAINER, PORT_AGENT};
+use crate::core::election::Answer;
 
 const ANSWER: Duration = Duration::from_secs(2);
 const MOST: usize = 256 * 1024;
@@ -29,7 +32,8 @@ const MOST: usize = 256 * 1024;
 pub struct Peers {
     pods: Api<Pod>,
     tls: Tls,
-    addresses: Arc<Mutex<BTreeMap<String, IpAddr>>>,
+    /// By instance, and whether it answered there last.
+    addresses: Arc<Mutex<BTreeMap<String, (IpAddr, bool)>>>,
 }
 
 /// What one of them said.
@@ -56,7 +60,7 @@ impl Peers {
                 Ok(heard) => Some(heard),
                 Err(error) => {
                     tracing::debug!(%error, %instance, "an agent did not answer");
-                    self.addresses.lock().await.remove(&instance);
+                    self.distrust(&instance).await;
                     None
                 }
             }
@@ -76,21 +80,77 @@ impl Peers {
         Ok(Heard { instance: instance.to_owned(), address, report })
     }
 
+    /// The address of an instance's Pod. One that did not answer is asked for again; while the API server is away, the last
+    /// known one has to do.
     async fn address(&self, instance: &str) -> Result<IpAddr, Error> {
-        if let Some(address) = self.addresses.lock().await.get(instance) {
-            return Ok(*address);
+        let known = self.addresses.lock().await.get(instance).copied();
+        if let Some((address, true)) = known {
+            return Ok(address);
         }
-        let pod = call("a Pod", self.pods.get(instance)).await?;
+        let pod = match call("a Pod", self.pods.get(instance)).await {
+            Ok(pod) => pod,
+            Err(error) => return known.map(|(address, _)| address).ok_or(error),
+        };
         let address = pod
             .status
             .and_then(|status| status.pod_ip)
             .and_then(|address| address.parse().ok())
             .ok_or_else(|| peer(instance, "its Pod has no address yet".into()))?;
-        self.addresses.lock().await.insert(instance.to_owned(), address);
+        self.addresses.lock().await.insert(instance.to_owned(), (address, true));
         Ok(address)
     }
 
+    async fn distrust(&self, instance: &str) {
+        if let Some((_, trusted)) = self.addresses.lock().await.get_mut(instance) {
+            *trusted = false;
+        }
+    }
+
     async fn report(&self, instance: &str, address: IpAddr) -> Result<Report, Error> {
+        self.request(instance, address, http::Request::get("/v1/report"), Bytes::new()).await
+    }
+
+    /// Asks one to freeze on this version. None when it refuses or does not answer in time.
+    pub async fn freeze(&self, instance: &str, version: &str) -> Option<Answer> {
+        let question = FreezeRequest { version: version.to_owned() };
+        let answer: Answer = self.post(instance, "/v1/freeze", &question).await?;
+        // The certificate says which cluster it is, the answer which instance.
+        (answer.instance == instance).then_some(answer)
+    }
+
+    /// Asks one to promise a hold. None when it refuses or does not answer in time.
+    pub async fn hold(&self, instance: &str, question: &HoldRequest) -> Option<HoldAnswer> {
+        let answer: HoldAnswer = self.post(instance, "/v1/hold", question).await?;
+        (answer.instance == instance).then_some(answer)
+    }
+
+    async fn post<T: DeserializeOwned>(&self, instance: &str, path: &str, question: &impl Serialize) -> Option<T> {
+        let work = async {
+            let body = serde_json::to_vec(question).map_err(|error| peer(instance, error.to_string()))?;
+            let post = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
+            let address = self.address(instance).await?;
+            self.request(instance, address, post, body.into()).await
+        };
+        let error = match tokio::time::timeout(ANSWER, work).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(error)) => error,
+            Err(_) => Error::Timeout(format!("the agent of {instance}")),
+        };
+        tracing::info!(%error, path, "a member gives no answer");
+        // What the API server said of its address may be old; while it cannot be asked, the old one is all there is.
+        if matches!(error, Error::Peer { .. }) {
+            self.distrust(instance).await;
+        }
+        None
+    }
+
+    async fn request<T: DeserializeOwned>(
+        &self,
+        instance: &str,
+        address: IpAddr,
+        request: http::request::Builder,
+        body: Bytes,
+    ) -> Result<T, Error> {
         let said = |error: &dyn std::fmt::Display| peer(instance, error.to_string());
         let stream = TcpStream::connect((address, PORT_AGENT)).await.map_err(|error| said(&error))?;
         // Dialled by address, verified by name.
@@ -99,21 +159,33 @@ impl Peers {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| said(&error))?;
         let connection = tokio::spawn(connection);
-        let request = http::Request::get("/v1/report")
-            .header(http::header::HOST, instance)
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| said(&error))?;
-        let response = sender.send_request(request).await.map_err(|error| said(&error));
-        let answer = match response {
-            Ok(response) if response.status().is_success() => {
+        let request =
+            request.header(http::header::HOST, instance).body(Full::new(body)).map_err(|error| said(&error))?;
+        let answer = match sender.send_request(request).await.map_err(|error| said(&error)) {
+            Ok(response) => {
+                let status = response.status();
                 let body = Limited::new(response.into_body(), MOST).collect().await.map_err(|error| said(&error))?;
-                serde_json::from_slice(&body.to_bytes()).map_err(|error| said(&error))
+                let bytes = body.to_bytes();
+                if status.is_success() {
+                    serde_json::from_slice(&bytes).map_err(|error| said(&error))
+                } else {
+                    Err(Error::Refused {
+                        instance: instance.to_owned(),
+                        message: format!("{status} {}", String::from_utf8_lossy(&bytes)),
+                    })
+                }
             }
-            Ok(response) => Err(said(&response.status())),
             Err(error) => Err(error),
         };
         connection.abort();
         answer
+    }
+
+    /// The status of the database's container in an instance's Pod.
+    pub async fn container(&self, instance: &str) -> Result<Option<ContainerStatus>, Error> {
+        let pod = call("a Pod", self.pods.get_opt(instance)).await?;
+        let statuses = pod.and_then(|pod| pod.status).and_then(|status| status.container_statuses).unwrap_or_default();
+        Ok(statuses.into_iter().find(|status| status.name == CONTAINER))
     }
 }
 

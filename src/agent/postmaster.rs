@@ -131,6 +131,24 @@ impl Postmaster {
         self.signal(Signal::HUP);
     }
 
+    /// Tells every WAL receiver to end. How many there are.
+    pub fn end_receivers(&self) -> usize {
+        let Ok(postmaster) = u32::try_from(self.pid) else { return 0 };
+        let receives = |pid: i32| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|title| String::from_utf8_lossy(&title).contains("walreceiver"))
+        };
+        let receivers: Vec<i32> = super::process::children_of(postmaster)
+            .into_iter()
+            .filter(|process| !process.zombie && receives(process.pid))
+            .map(|process| process.pid)
+            .collect();
+        for pid in &receivers {
+            super::process::signal(*pid, Signal::TERM);
+        }
+        receivers.len()
+    }
+
     /// Whether it said that the WAL which it needs is gone from its primary.
     pub fn wal_is_gone(&self) -> bool {
         self.says.wal_is_gone.load(Ordering::Relaxed)

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_child_subreaper, waitpid};
@@ -17,11 +17,19 @@ use super::Error;
 /// How long the fence may take.
 pub const STOP_BUDGET: Duration = Duration::from_secs(2);
 
+/// Between two looks of a kill.
+const BETWEEN: Duration = Duration::from_millis(2);
+
 /// The processes that this agent started.
 #[derive(Debug, Clone, Default)]
-pub struct Processes {
-    /// Those that tokio waits for; everything else that ends as our child is an orphan.
-    ours: Arc<Mutex<BTreeSet<i32>>>,
+pub struct Processes(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Those that somebody waits for; everything else that ends as our child is an orphan.
+    ours: BTreeSet<i32>,
+    /// The killer, one of them: it outlives every kill.
+    killer: Option<i32>,
 }
 
 /// A child that tokio waits for.
@@ -42,8 +50,8 @@ impl Processes {
         Ok(Self::default())
     }
 
-    fn ours(&self) -> std::sync::MutexGuard<'_, BTreeSet<i32>> {
-        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts a program.
@@ -60,24 +68,42 @@ impl Processes {
         };
         command.stdin(Stdio::null());
         // The lock is held from fork to registration, so that the reaper never takes a child of tokio's for an orphan.
-        let mut ours = self.ours();
+        let mut known = self.known();
         if !allowed() {
             let outcome = "was not started: there is no valid Lease".to_owned();
             return Err(Error::Program { program: program.to_owned(), outcome });
         }
         let child = command.spawn().map_err(failed)?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-        ours.insert(pid);
-        drop(ours);
+        known.ours.insert(pid);
+        drop(known);
         Ok(Running { child, pid, processes: self.clone() })
+    }
+
+    /// Starts the killer, which no kill touches from its first moment on.
+    pub fn spawn_killer(&self, command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
+        let mut known = self.known();
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).unwrap_or_default();
+        known.ours.insert(pid);
+        known.killer = Some(pid);
+        Ok(child)
+    }
+
+    /// The killer ended, and was waited for.
+    pub fn killer_ended(&self) {
+        let mut known = self.known();
+        if let Some(pid) = known.killer.take() {
+            known.ours.remove(&pid);
+        }
     }
 
     /// Reaps orphans that ended. Called at each SIGCHLD and each tick.
     pub fn reap_orphans(&self) {
-        let ours = self.ours();
+        let known = self.known();
         for process in children_of(std::process::id()) {
             if process.zombie
-                && !ours.contains(&process.pid)
+                && !known.ours.contains(&process.pid)
                 && let Some(pid) = Pid::from_raw(process.pid)
             {
                 let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -85,47 +111,77 @@ impl Processes {
         }
     }
 
-    /// The fence: kills everything below this process, and returns when there is nothing left, or after the stop
-    /// budget. True if nothing is left.
+    /// The fence: kills everything below this process but the killer, and returns when there is nothing left, or after the
+    /// stop budget. True if nothing is left. It blocks: it is for a thread of its own.
+    pub fn kill_everything(&self) -> bool {
+        // Whoever is just starting something has it in /proc when this lock is free.
+        drop(self.known());
+        let reach = Reach { agent: std::process::id(), everything: false };
+        // Asked after each look, so that a killer that was started before the look is always known.
+        let complete = reach.kill(STOP_BUDGET, || self.known().killer);
+        if complete {
+            self.reap_orphans();
+        }
+        complete
+    }
+}
+
+/// Which processes a kill is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// The agent: its direct children are stopped first and die last.
+    pub agent: u32,
+    /// Whether everything in this PID namespace dies but the agent, and not only what is below it.
+    pub everything: bool,
+}
+
+impl Reach {
+    /// Kills, and returns when there is nothing left, or after `limit`. True if nothing is left.
     ///
     /// First the direct children are stopped, so that a postmaster neither restarts what dies nor forks anew; then
-    /// everything below them dies, then they. It blocks: it is for a thread of its own.
-    pub fn kill_everything(&self) -> bool {
-        let me = std::process::id();
-        let end = std::time::Instant::now() + STOP_BUDGET;
-        let mut below_is_empty = false;
-        // Whoever is just starting something has it in /proc when this lock is free.
-        drop(self.ours());
+    /// everything else dies, then they. `spared` lives on.
+    pub fn kill(self, limit: Duration, spared: impl Fn() -> Option<i32>) -> bool {
+        let end = std::time::Instant::now() + limit;
+        let mut rest_was_empty = false;
         loop {
             let all = snapshot();
-            let direct: Vec<i32> = all
-                .iter()
-                .filter(|process| process.parent == me && !process.zombie)
-                .map(|process| process.pid)
-                .collect();
-            let below = descendants(&all, &direct);
+            let (direct, rest) = self.split(&all, spared());
             for pid in &direct {
                 signal(*pid, Signal::STOP);
             }
-            for pid in &below {
+            for pid in &rest {
                 signal(*pid, Signal::KILL);
             }
             // Two looks in a row: what forked between the look and the stop is seen at the second.
-            if below.is_empty() && below_is_empty {
+            if rest.is_empty() && rest_was_empty {
                 for pid in &direct {
                     signal(*pid, Signal::KILL);
                 }
                 if direct.is_empty() {
-                    self.reap_orphans();
                     return true;
                 }
             }
-            below_is_empty = below.is_empty();
+            rest_was_empty = rest.is_empty();
             if std::time::Instant::now() >= end {
                 return false;
             }
-            std::thread::park_timeout(Duration::from_millis(2));
+            std::thread::park_timeout(BETWEEN);
         }
+    }
+
+    /// The living ones: direct children, and the rest of those that must die.
+    fn split(self, all: &[Seen], spared: Option<i32>) -> (Vec<i32>, Vec<i32>) {
+        let dies = |process: &&Seen| {
+            !process.zombie && Some(process.pid) != spared && u32::try_from(process.pid) != Ok(self.agent)
+        };
+        let direct: Vec<i32> =
+            all.iter().filter(dies).filter(|process| process.parent == self.agent).map(|process| process.pid).collect();
+        let rest = if self.everything {
+            all.iter().filter(dies).map(|process| process.pid).filter(|pid| !direct.contains(pid)).collect()
+        } else {
+            descendants(all, &direct)
+        };
+        (direct, rest)
     }
 }
 
@@ -137,7 +193,7 @@ impl Running {
     /// Waits until it ended.
     pub async fn wait(&mut self) -> std::io::Result<std::process::ExitStatus> {
         let status = self.child.wait().await;
-        self.processes.ours().remove(&self.pid);
+        self.processes.known().ours.remove(&self.pid);
         status
     }
     /// The pipes, taken once.
@@ -156,7 +212,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // Nobody waits for it any more: from here on it is an orphan like any other.
-        self.processes.ours().remove(&self.pid);
+        self.processes.known().ours.remove(&self.pid);
     }
 }
 
@@ -241,5 +297,18 @@ mod tests {
         let seen = |pid, parent, zombie| Seen { pid, parent, zombie };
         let all = [seen(10, 1, false), seen(11, 10, true), seen(12, 11, false), seen(20, 2, false)];
         assert_eq!(descendants(&all, &[10]), vec![12]);
+    }
+
+    #[test]
+    fn a_kill_reaches_everything_but_the_agent_and_whom_it_spares() {
+        let seen = |pid, parent| Seen { pid, parent, zombie: false };
+        let dead = Seen { zombie: true, ..seen(13, 10) };
+        // A killer, a postmaster with a backend, and what somebody started in the container from outside.
+        let all = [seen(1, 0), seen(9, 1), seen(10, 1), seen(11, 10), dead, seen(20, 0), seen(21, 20)];
+        let container = Reach { agent: 1, everything: true };
+        assert_eq!(container.split(&all, Some(9)), (vec![10], vec![11, 20, 21]));
+        let below = Reach { everything: false, ..container };
+        assert_eq!(below.split(&all, Some(9)), (vec![10], vec![11]));
+        assert_eq!(below.split(&all, None), (vec![9, 10], vec![11]));
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,9 +17,12 @@ use tokio::task::JoinHandle;
 use super::Error;
 use super::conf::Place;
 use super::duties::Reread;
+use super::election::{Elections, FreezeAnswer};
 use super::endpoints::{Endpoints, Routes};
 use super::fence::Fence;
 use super::files::{Fingerprint, Secrets};
+use super::holds::{HoldReply, Holds};
+use super::jobs::{JobEnd, JobTask};
 use super::lease::{LeaseApi, Written, watch as watch_api};
 use super::members::Members;
 use super::observe::{Observation, observe};
@@ -28,23 +31,24 @@ use super::postmaster::Postmaster;
 use super::process::{Processes, boottime};
 use super::report::Shared;
 use super::sql::Socket;
-use super::steps::{JobEnd, JobTask};
+use super::tenure::{Containers, Write};
 use super::tls::Tls;
 use super::volume::{Chosen, Layout, State, VolumeLock};
-use crate::api::agent::{ClusterConfig, CommandAnswer, LeaveCommand, RestartCommand};
+use crate::api::agent::{
+    ClusterConfig, CommandAnswer, HandOver, HandOverReason, HoldAnswer, HoldRequest, LeaveCommand, Lsn, RestartCommand,
+    SwitchoverCommand,
+};
 use crate::api::names::{Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::config::AgentArgs;
-use crate::core::election::{
-    Boot, Data, EngineState, Identity, LeaseStep, Register, Rule, Seen, Tenure, Terms, View, lease_step,
-};
+use crate::core::election::{Answer, Boot, Data, EngineState, Identity, Register, Rule, Seen, Tenure, Terms, View};
 use crate::engine::postgres::control::Critical;
 
 /// The loop turns at least this often.
 const TICK: Duration = Duration::from_millis(500);
 /// After SIGTERM, the agent ends after this long even if it could not release the Lease.
 const END: Duration = Duration::from_secs(55);
-/// A replica reads the Lease this often even if its watch is silent.
-const READ_EVERY: Duration = Duration::from_secs(10);
+/// It looks again no sooner than this, whatever it waits for.
+const SOONEST: Duration = Duration::from_millis(10);
 
 /// What happened.
 #[derive(Debug)]
@@ -52,7 +56,7 @@ pub enum Event {
     /// The watch showed the Lease.
     LeaseSeen(Box<Lease>),
     /// A read of the Lease ended.
-    LeaseRead(Result<Option<Box<Lease>>, Error>),
+    LeaseRead(Boot, Result<Option<Box<Lease>>, Error>),
     /// A write of the Lease ended: what it was, when it was sent, how it ended.
     LeaseWritten(Write, Boot, Written),
     /// The watch showed the configuration.
@@ -75,23 +79,26 @@ pub enum Event {
     Routed(Routes, Result<(), Error>),
     /// The passwords were set.
     Passwords(Fingerprint, Result<(), Error>),
+    /// A candidate asks to freeze on this version of the Lease.
+    Freeze(String, oneshot::Sender<FreezeAnswer>),
+    /// Another member answered this agent's own freeze on this version, or did not.
+    Answered(String, Option<Answer>),
+    /// The standstill with this number: timeline and end of the WAL.
+    StoodStill(u64, Result<(u32, Lsn), Error>),
+    /// The holder answered, or did not.
+    HolderSaid(Option<Heard>),
+    /// The holder asks for a hold.
+    Hold(HoldRequest, oneshot::Sender<HoldReply>),
+    /// A member promised a hold: for which rules, and when it was asked.
+    Held(u64, Boot, HoldAnswer),
+    /// The status of the database's container of an instance.
+    Container(String, Result<Option<Box<ContainerStatus>>, Error>),
     /// A command came in.
     Command(Command),
     /// A child ended, perhaps an orphan.
     Child,
     /// The agent shall end.
     Stop,
-}
-
-/// Which write of the Lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Write {
-    /// The take of this term.
-    Take(i64),
-    /// A renewal.
-    Renew,
-    /// The release.
-    Release,
 }
 
 /// A command with where to answer.
@@ -101,6 +108,8 @@ pub enum Command {
     Restart(RestartCommand, oneshot::Sender<Result<CommandAnswer, String>>),
     /// An instance is removed.
     Leave(LeaveCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+    /// Another instance shall be primary.
+    Switchover(SwitchoverCommand, oneshot::Sender<Result<CommandAnswer, String>>),
 }
 
 /// The agent.
@@ -124,12 +133,28 @@ pub(super) struct Agent {
     pub(super) writing: bool,
     /// A read is under way.
     pub(super) reading: bool,
-    /// When it was read last.
-    pub(super) read_at: Boot,
+    /// When it is to be read next, at the latest and at the soonest.
+    pub(super) read_due: Boot,
+    pub(super) read_not_before: Boot,
+    /// When the last read that succeeded was sent.
+    pub(super) lease_read_sent: Boot,
     /// A write ended without an answer, or in a conflict: nothing is written before the Lease was read again.
     pub(super) doubtful: bool,
-    /// A take without an answer: term, and when it was first sent.
-    pub(super) attempt: Option<(i64, Boot)>,
+    /// Writes of unknown outcome that are conditional on the version that was read last.
+    pub(super) unknown: Vec<Register>,
+    /// A read is to confirm this version; then an election is held.
+    pub(super) campaigns_on: Option<String>,
+    pub(super) containers: Containers,
+    /// When this agent began before, in milliseconds of wall time.
+    pub(super) before: Option<i64>,
+    /// The hand-over that this agent began or completed, for the Lease.
+    pub(super) hand_over: Option<HandOver>,
+    /// Why and since when this holder's tenure ends.
+    pub(super) ends: Option<(HandOverReason, String)>,
+    pub(super) elections: Elections,
+    pub(super) holds: Holds,
+    /// Another primary was asked for.
+    pub(super) switchover: Option<SwitchoverCommand>,
     pub(super) tenure: Option<Tenure>,
     pub(super) config: Option<ClusterConfig>,
     pub(super) terms: Option<Terms>,
@@ -144,8 +169,8 @@ pub(super) struct Agent {
     pub(super) not_before: Boot,
     pub(super) failures: u32,
     pub(super) cannot_follow: bool,
-    /// When a replica was last discarded because it could not follow.
-    pub(super) discarded: Option<Boot>,
+    /// When this replica was last cloned again because it could not follow.
+    pub(super) cloned_again: Option<Boot>,
     pub(super) members: Members,
     pub(super) observation: Option<Observation>,
     pub(super) duties: super::duties::Duties,
@@ -161,6 +186,8 @@ pub(super) struct Agent {
     pub(super) rejected: Option<(i64, String)>,
     pub(super) running: watch::Sender<bool>,
     pub(super) eager: watch::Sender<bool>,
+    /// It looks again after this even if nothing happens.
+    wake: Option<Duration>,
 }
 
 /// Runs the agent until it is told to end and everything is in order, or something is so broken that a fresh start in the
@@ -210,7 +237,9 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
     watch_api(client.clone(), &args.namespace, &names, &events);
     listen_to_signals(&events)?;
 
-    let state = layout.settle(&lock)?;
+    let mut state = layout.settle(&lock)?;
+    let before = state.began.replace(Timestamp::now().as_millisecond());
+    layout.store(&state)?;
     let place = Place { instance: args.instance.clone(), memory: args.memory_bytes, layout, socket, secrets };
     let mut agent = Agent {
         duties: super::duties::Duties::new(&place.secrets),
@@ -229,9 +258,19 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         lease: None,
         writing: false,
         reading: false,
-        read_at: Duration::ZERO,
+        read_due: Duration::ZERO,
+        read_not_before: Duration::ZERO,
+        lease_read_sent: Duration::ZERO,
         doubtful: false,
-        attempt: None,
+        unknown: Vec::new(),
+        campaigns_on: None,
+        containers: Containers::default(),
+        before,
+        hand_over: None,
+        ends: None,
+        elections: Elections::new(),
+        holds: Holds::new(state.hold.as_ref()),
+        switchover: None,
         tenure: None,
         config: None,
         terms: None,
@@ -245,7 +284,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         not_before: Duration::ZERO,
         failures: 0,
         cannot_follow: false,
-        discarded: None,
+        cloned_again: None,
         members: Members::default(),
         observation: None,
         stopping: None,
@@ -257,14 +296,14 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         rejected: None,
         running,
         eager,
+        wake: None,
     };
     agent.look_at_volume().await?;
-    let mut tick = tokio::time::interval(TICK);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
+        let wait = agent.wake.take().unwrap_or(TICK);
         tokio::select! {
             event = inbox.recv() => if let Some(event) = event { agent.take_in(event).await },
-            _ = tick.tick() => {}
+            () = tokio::time::sleep(wait) => {}
         }
         // What came in meanwhile belongs to the same turn.
         while let Ok(event) = inbox.try_recv() {
@@ -343,6 +382,12 @@ impl Agent {
         self.step_engine().await;
         // What the engine's step changed may be worth a write at once.
         self.step_lease();
+        self.stand_still();
+        self.answer_freezes();
+        self.ask_holder();
+        self.return_marker();
+        self.ask_holds();
+        self.look_at_containers();
         self.do_duties();
         self.publish();
         let _ = self.running.send_if_modified(|running| {
@@ -358,15 +403,25 @@ impl Agent {
             (Some(_), Some((_, seen)), Some(terms)) => self.members.joined(&seen.register, &terms.instances, now),
             _ => Vec::new(),
         };
+        // What somebody asked for goes before what the configuration says.
+        let asked = self.switchover.as_ref().and_then(|command| command.to.clone());
+        let terms =
+            self.terms.as_ref().map(|terms| Terms { primary: asked.or(terms.primary.clone()), ..terms.clone() });
         function(&View {
             now,
             me: &self.me,
             lease: self.lease.as_ref().map(|(_, seen)| seen),
             tenure: self.tenure.as_ref(),
-            terms: self.terms.as_ref(),
+            terms: terms.as_ref(),
             data: &self.data,
             engine: &self.engine,
             joined: &joined,
+            promise: self.state.promise.as_ref(),
+            bound_until: Some(self.holds.bound_until),
+            ballot: self.elections.ballot.as_ref(),
+            fork: self.elections.fork.as_ref(),
+            terminated: self.containers.terminated.as_deref(),
+            container_id: self.containers.own.as_deref(),
             confirmed: self.duties.confirmed(),
             cannot_follow: self.cannot_follow,
             stopping: self.stopping.is_some(),
@@ -380,8 +435,15 @@ impl Agent {
 
     async fn take_in(&mut self, event: Event) {
         match event {
-            Event::LeaseSeen(lease) => self.see(*lease, false),
-            Event::LeaseRead(outcome) => self.lease_was_read(outcome),
+            Event::LeaseSeen(lease) => self.watched(*lease),
+            Event::LeaseRead(sent, outcome) => self.lease_was_read(sent, outcome),
+            Event::Freeze(version, answer) => self.asked_to_freeze(&version, answer),
+            Event::Answered(version, answer) => self.answered(&version, answer),
+            Event::StoodStill(serial, outcome) => self.stood_still(serial, outcome),
+            Event::HolderSaid(heard) => self.holder_said(heard),
+            Event::Hold(question, answer) => self.asked_to_hold(&question, answer),
+            Event::Held(generation, sent, answer) => self.held(generation, sent, answer),
+            Event::Container(instance, status) => self.saw_container(&instance, status),
             Event::LeaseWritten(write, sent, outcome) => self.lease_was_written(write, sent, outcome),
             Event::Config(Ok(config)) => self.configured(*config),
             Event::Config(Err(error)) => self.waits = Some(error.to_string()),
@@ -391,6 +453,7 @@ impl Agent {
                 if self.stopping.is_none() {
                     tracing::info!("asked to end");
                     self.stopping = Some(boottime());
+                    self.tenure_ends(HandOverReason::Shutdown);
                 }
             }
             Event::Command(Command::Restart(command, answer)) => {
@@ -399,14 +462,24 @@ impl Agent {
             Event::Command(Command::Leave(command, answer)) => {
                 let _ = answer.send(self.leave(&command));
             }
+            Event::Command(Command::Switchover(command, answer)) => {
+                let _ = answer.send(self.switch_over(command));
+            }
             other => self.duty_ended(other),
         }
     }
 
     fn configured(&mut self, config: ClusterConfig) {
-        let k = u32::try_from(config.sync_replicas).unwrap_or(1);
-        let terms =
-            Terms { instances: config.instances.clone(), durability: config.durability, k, bounds: config.lease };
+        let terms = Terms {
+            instances: config.instances.clone(),
+            durability: config.durability,
+            k: u32::try_from(config.sync_replicas).unwrap_or(1),
+            bounds: config.lease,
+            failover: true,
+            max_lag: 16 << 20,
+            primary: None,
+            accept_loss: config.accept_loss,
+        };
         if self.config.as_ref().is_none_or(|present| present.generation != config.generation) {
             tracing::info!(generation = config.generation, "new configuration");
         }
@@ -418,170 +491,16 @@ impl Agent {
         self.config = Some(config);
     }
 
-    /// A version of the Lease: from the watch (which may be late), or read or written just now.
-    fn see(&mut self, lease: Lease, certain: bool) {
-        let version = lease.metadata.resource_version.clone().unwrap_or_default();
-        if let Some((present, seen)) = &self.lease {
-            let same_object = present.metadata.uid == lease.metadata.uid;
-            let older = match (version.parse::<u64>(), seen.version.parse::<u64>()) {
-                (Ok(new), Ok(old)) => new < old,
-                _ => false,
-            };
-            if seen.version == version || (same_object && older && !certain) {
-                return;
-            }
-        }
-        match Register::from_lease(&lease) {
-            Ok(register) => {
-                let seen = Seen { register, version, since: boottime() };
-                self.lease = Some((lease, seen));
-                self.waits = None;
-            }
-            Err(error) => {
-                self.waits = Some(error.to_string());
-                // What cannot be understood is not what was known before: nothing is decided on it.
-                if self.tenure.is_none() {
-                    self.lease = None;
-                }
-            }
-        }
+    /// Looks again after this at the latest.
+    pub(super) fn wake_after(&mut self, pause: Duration) {
+        let pause = pause.max(SOONEST);
+        self.wake = Some(self.wake.map_or(pause, |wake| wake.min(pause)).min(TICK));
     }
 
-    fn read_lease_if_due(&mut self) {
-        let due = self.doubtful || boottime().saturating_sub(self.read_at) >= READ_EVERY && self.tenure.is_none();
-        if self.reading || self.writing || !due {
-            return;
-        }
-        // A read that fails is repeated, but not in a circle.
-        if self.doubtful && boottime().saturating_sub(self.read_at) < TICK {
-            return;
-        }
-        (self.reading, self.read_at) = (true, boottime());
-        let (api, events) = (self.lease_api.clone(), self.events.clone());
-        tokio::spawn(async move {
-            let outcome = api.get().await.map(|lease| lease.map(Box::new));
-            let _ = events.send(Event::LeaseRead(outcome)).await;
-        });
-    }
-
-    fn lease_was_read(&mut self, outcome: Result<Option<Box<Lease>>, Error>) {
-        self.reading = false;
-        match outcome {
-            Ok(Some(lease)) => {
-                self.see(*lease, true);
-                self.doubtful = false;
-                self.adopt_attempt();
-            }
-            // Absent is not released: what was known stays known, and cannot be written.
-            Ok(None) => self.waits = Some("the Lease of the primary is gone: the operator makes it anew".into()),
-            Err(error) => self.waits = Some(error.to_string()),
-        }
-    }
-
-    /// A take of unknown outcome turns out to be done, or to be void.
-    fn adopt_attempt(&mut self) {
-        let (Some((term, sent)), Some(register)) = (self.attempt, self.register()) else { return };
-        if register.holder == self.me.holder() && register.term == term && !register.released() {
-            self.took(term, sent);
-        } else if register.term >= term {
-            self.attempt = None;
-        }
-    }
-
-    fn took(&mut self, term: i64, sent: Boot) {
-        tracing::info!(term, "took the Lease of the primary");
-        self.attempt = None;
-        self.tenure = Some(Tenure { term, renewed: sent, attempted: sent });
-        self.members.begin(boottime());
-        self.duties.begin_term();
-        self.arm_fence();
-    }
-
-    pub(super) fn arm_fence(&self) {
-        match (&self.tenure, &self.terms) {
-            (Some(tenure), Some(terms)) => self.fence.arm(tenure.deadline(&terms.bounds)),
-            _ => self.fence.disarm(),
-        }
-    }
-
-    fn step_lease(&mut self) {
-        if self.writing || self.doubtful || self.released {
-            return;
-        }
-        let (write, register) = match self.decide(lease_step) {
-            LeaseStep::Wait { why, .. } => {
-                if self.tenure.is_none() {
-                    self.waits = Some(why.to_owned());
-                }
-                return;
-            }
-            LeaseStep::Lost => {
-                tracing::warn!("the Lease of the primary is held by another now");
-                self.tenure = None;
-                self.fence.disarm();
-                return;
-            }
-            LeaseStep::Take(register) => (Write::Take(register.term), register),
-            LeaseStep::Renew(register) => (Write::Renew, register),
-            LeaseStep::Release(register) => (Write::Release, register),
-        };
-        let (Some((lease, seen)), Some(terms)) = (&self.lease, &self.terms) else { return };
-        let sent = boottime();
-        if let Some(tenure) = &mut self.tenure {
-            tenure.attempted = sent;
-        }
-        if let Write::Take(term) = write {
-            let first = self.attempt.filter(|(attempted, _)| *attempted == term).map_or(sent, |(_, first)| first);
-            self.attempt = Some((term, first));
-        }
-        if write == Write::Renew && register.rules != seen.register.rules {
-            tracing::info!(rules = %show(&register.rules), "the sync rules change");
-        }
-        let now = MicroTime(Timestamp::now());
-        let lease = register.into_lease(lease.clone(), terms.bounds.duration, now);
-        self.writing = true;
-        let (api, events) = (self.lease_api.clone(), self.events.clone());
-        tokio::spawn(async move {
-            let outcome = api.replace(&lease).await;
-            let _ = events.send(Event::LeaseWritten(write, sent, outcome)).await;
-        });
-    }
-
-    fn lease_was_written(&mut self, write: Write, sent: Boot, outcome: Written) {
-        self.writing = false;
-        match outcome {
-            Written::Done(lease) => {
-                self.see(*lease, true);
-                match write {
-                    Write::Take(term) => {
-                        let sent = self.attempt.map_or(sent, |(_, first)| first);
-                        self.took(term, sent);
-                    }
-                    Write::Renew => {
-                        if let Some(tenure) = &mut self.tenure {
-                            tenure.renewed = sent;
-                        }
-                        self.arm_fence();
-                    }
-                    Write::Release => {
-                        tracing::info!("released the Lease of the primary");
-                        self.tenure = None;
-                        self.released = true;
-                        self.fence.disarm();
-                    }
-                }
-            }
-            Written::Conflict => self.doubtful = true,
-            // Its rights went with its object. It will not be heard, and whoever comes next waits for the Lease to run out.
-            Written::Refused(error) if write == Write::Release && self.stopping.is_some() => {
-                tracing::warn!(%error, category = error.category().as_str(), "the Lease cannot be released");
-                self.released = true;
-            }
-            Written::Refused(error) | Written::Unknown(error) => {
-                tracing::warn!(%error, category = error.category().as_str(), ?write, "the Lease was not written");
-                self.waits = Some(error.to_string());
-                self.doubtful = true;
-            }
+    /// Notes why and when the tenure began to end, once.
+    pub(super) fn tenure_ends(&mut self, reason: HandOverReason) {
+        if self.tenure.is_some() && self.ends.is_none() {
+            self.ends = Some((reason, super::tenure::now()));
         }
     }
 
@@ -617,6 +536,33 @@ impl Agent {
         Ok(CommandAnswer { done, message })
     }
 
+    /// Somebody wants another primary. `core::election` hands over once that instance is ready.
+    fn switch_over(&mut self, command: SwitchoverCommand) -> Result<CommandAnswer, String> {
+        self.refuse_older(command.term)?;
+        let under_way = CommandAnswer { done: false, message: "the hand-over is under way".into() };
+        if self.tenure.is_none() {
+            let done = self.register().is_some_and(|register| !register.released());
+            return Ok(CommandAnswer { done, ..under_way });
+        }
+        if self.switchover.as_ref().is_some_and(|present| present.id == command.id) {
+            return Ok(under_way);
+        }
+        let me = &self.me.instance;
+        let ready = self.members.ready();
+        let to = match &command.to {
+            Some(to) if to == me => return Ok(CommandAnswer { done: true, message: format!("{to} is the primary") }),
+            Some(to) => ready.iter().find(|instance| *instance == to).cloned(),
+            None => ready.first().cloned(),
+        };
+        let Some(to) = to else {
+            let wanted = command.to.as_deref().unwrap_or("no replica");
+            return Err(format!("{wanted} does not stream from {me} now, so it cannot take over"));
+        };
+        tracing::info!(id = %command.id, to, reason = %command.reason, "a switchover was asked for");
+        self.switchover = Some(SwitchoverCommand { to: Some(to), ..command });
+        Ok(under_way)
+    }
+
     fn refuse_older(&self, term: i64) -> Result<(), String> {
         let known = self.register().map_or(0, |register| register.term);
         if term < known { Err(format!("the command is of term {term}, and this is term {known}")) } else { Ok(()) }
@@ -625,8 +571,7 @@ impl Agent {
     fn at_end(&self) -> bool {
         let Some(since) = self.stopping else { return false };
         let stopped = self.engine == EngineState::Stopped && self.job.is_none();
-        stopped && (self.tenure.is_none() || self.released) && !self.writing && self.attempt.is_none()
-            || boottime().saturating_sub(since) >= END
+        stopped && (self.tenure.is_none() || self.released) && !self.writing || boottime().saturating_sub(since) >= END
     }
 }
 

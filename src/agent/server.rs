@@ -11,6 +11,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
@@ -19,8 +20,9 @@ use super::Error;
 use super::report::Shared;
 use super::run::{Command, Event};
 use super::tls::{Tls, common_name};
-use crate::api::agent::{CommandAnswer, LeaveCommand, RestartCommand};
+use crate::api::agent::{CommandAnswer, FreezeRequest, HoldRequest, LeaveCommand, RestartCommand, SwitchoverCommand};
 use crate::api::names::{OPERATOR_CN, REPLICATION_USER};
+use crate::core::election::NoAnswer;
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A connection may stay open this long for further requests.
@@ -45,6 +47,9 @@ pub async fn serve(address: SocketAddr, tls: Tls, shared: Shared, events: mpsc::
         .route("/v1/report", get(report))
         .route("/v1/restart", post(restart))
         .route("/v1/leave", post(leave))
+        .route("/v1/switchover", post(switchover))
+        .route("/v1/freeze", post(freeze))
+        .route("/v1/hold", post(hold))
         .layer(DefaultBodyLimit::max(64 * 1024))
         .with_state(Ctx { shared, events });
     tokio::spawn(async move {
@@ -101,6 +106,51 @@ async fn leave(
     Json(command): Json<LeaveCommand>,
 ) -> Response {
     order(&ctx, &name, |answer| Command::Leave(command, answer)).await
+}
+
+async fn switchover(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(command): Json<SwitchoverCommand>,
+) -> Response {
+    order(&ctx, &name, |answer| Command::Switchover(command, answer)).await
+}
+
+async fn freeze(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(question): Json<FreezeRequest>,
+) -> Response {
+    promise(&ctx, &name, |answer| Event::Freeze(question.version, answer)).await
+}
+
+async fn hold(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(question): Json<HoldRequest>,
+) -> Response {
+    promise(&ctx, &name, |answer| Event::Hold(question, answer)).await
+}
+
+/// Another agent asks this member for a promise. 200 with the answer; 409 with the reason why there is none.
+async fn promise<T: Serialize>(
+    ctx: &Ctx,
+    name: &str,
+    question: impl FnOnce(oneshot::Sender<Result<T, NoAnswer>>) -> Event,
+) -> Response {
+    if name != REPLICATION_USER {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let (sender, receiver) = oneshot::channel();
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    if tokio::time::timeout(ANSWER, ctx.events.send(question(sender))).await.is_err() {
+        return unavailable.into_response();
+    }
+    match tokio::time::timeout(ANSWER, receiver).await {
+        Ok(Ok(Ok(answer))) => Json(answer).into_response(),
+        Ok(Ok(Err(why))) => (StatusCode::CONFLICT, Json(why)).into_response(),
+        _ => unavailable.into_response(),
+    }
 }
 
 /// Hands a command of the operator to the loop. 200: done; 202: under way; 409: refused.

@@ -122,7 +122,10 @@ impl Session {
                         current_setting('max_connections')::bigint,
                         (SELECT coalesce(sum(xact_commit), 0)::bigint FROM pg_stat_database),
                         (SELECT coalesce(sum(xact_rollback), 0)::bigint FROM pg_stat_database),
-                        current_setting('synchronous_standby_names')",
+                        current_setting('synchronous_standby_names'),
+                        pg_is_in_recovery() AND pg_last_wal_receive_lsn() IS NULL AND NOT EXISTS (
+                            SELECT FROM pg_stat_activity WHERE backend_type = 'startup'
+                               AND wait_event IN ('RecoveryRetrieveRetryInterval', 'RecoveryWalStream'))",
             )
             .await?;
         let timeline: Option<String> = get(&row, 2)?;
@@ -142,6 +145,7 @@ impl Session {
             commits: get(&row, 9)?,
             rollbacks: get(&row, 10)?,
             sync_names: get(&row, 11)?,
+            replaying: get(&row, 12)?,
         })
     }
 
@@ -237,6 +241,23 @@ impl Session {
         Lsn::from_str(&text).map_err(|error| Error::Invalid { what: "PostgreSQL's answer", message: error.to_string() })
     }
 
+    /// Whether there is a WAL receiver.
+    pub async fn has_receiver(&self) -> Result<bool, Error> {
+        get(&self.row("its WAL receiver", "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver)").await?, 0)
+    }
+
+    /// End of what a standby has received since it started, on whatever timeline.
+    pub async fn received(&self) -> Result<Option<Lsn>, Error> {
+        Ok(position(get(&self.row("what it received", "SELECT pg_last_wal_receive_lsn()::text").await?, 0)?))
+    }
+
+    /// Ends every client's session but this one.
+    pub async fn terminate_clients(&self) -> Result<(), Error> {
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        self.run("the end of all sessions", sql).await
+    }
+
     /// Ends a session of PostgreSQL.
     pub async fn terminate(&self, pid: i32) -> Result<(), Error> {
         self.run("the end of a session", &format!("SELECT pg_terminate_backend({pid})")).await
@@ -276,6 +297,8 @@ pub struct Status {
     pub rollbacks: i64,
     /// synchronous_standby_names
     pub sync_names: String,
+    /// Whether a standby still replays what it had when it started: it reports less than it has.
+    pub replaying: bool,
 }
 
 /// A standby that is connected.

@@ -3,49 +3,20 @@
 use std::time::Duration;
 
 use super::Error;
-use super::bootstrap::{Wish, bootstrap, control};
-use super::clone::clone;
-use super::conf::Aim;
-use super::peers::Peers;
-use super::postmaster::{Postmaster, accepts_sessions, kill};
+use super::bootstrap::control;
+use super::history::history_of;
+use super::postmaster::{Postmaster, kill};
 use super::process::boottime;
-use super::run::{Agent, Event, Task, random_word};
-use super::volume::{Chosen, Staged, State};
-use crate::api::agent::{ClusterConfig, Lsn, Phase};
-use crate::core::election::{Data, EngineState, EngineStep, Job, Member, Source, SyncSetting, engine_step, rules};
-use crate::engine::postgres::control::ControlData;
+use super::run::{Agent, random_word};
+use super::volume::{Chosen, State};
+use crate::api::agent::{ClusterConfig, HandOverReason, Lsn};
+use crate::core::election::{Data, Ending, EngineState, EngineStep, Job, Member, Source, engine_step};
+use crate::engine::postgres::control::{ClusterState, ControlData};
 
-/// How long a shutdown in order may take before everything is killed.
-const SHUTDOWN: Duration = Duration::from_secs(40);
-/// How long the checkpoint before a shutdown may take; without it the shutdown itself takes longer.
-const CHECKPOINT: Duration = Duration::from_secs(10);
 /// A replica that could not follow is cloned again at most this often.
-const DISCARD_EVERY: Duration = Duration::from_mins(5);
-/// How long a clone waits for the word of the primary's agent.
-const FIRST_WORD: Duration = Duration::from_secs(20);
+const CLONE_EVERY: Duration = Duration::from_mins(5);
 /// After a failed job the next one waits, twice as long each time, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-
-/// The job under way.
-pub(super) struct JobTask {
-    pub(super) job: Job,
-    pub(super) source: Option<Source>,
-    serial: u64,
-    _task: Task,
-}
-
-/// How a job ended.
-#[derive(Debug)]
-pub enum JobEnd {
-    /// A bootstrap.
-    Bootstrap(Result<Staged, Error>),
-    /// A clone: member id and system identifier.
-    Clone(Result<(String, String), Error>),
-    /// A start.
-    Started(Result<(), Error>),
-    /// A stop; whether it was in order, and what the control file says.
-    Stopped(bool, Result<ControlData, Error>),
-}
 
 impl Agent {
     /// Looks at the volume before anything is decided.
@@ -67,28 +38,40 @@ impl Agent {
         Ok(())
     }
 
-    fn present(&mut self, control: &ControlData) -> Data {
+    /// What the control file and the state say of the data.
+    pub(super) fn present(&mut self, control: &ControlData) -> Data {
         self.critical = Some(control.critical);
-        let (timeline, end) = control.reached();
+        let fresh = self.state.fresh.is_some();
+        // What was rewound is consistent only where its source was; it is in that one's history until then.
+        let (timeline, end) =
+            if fresh { (control.min_recovery_timeline, control.min_recovery) } else { control.reached() };
+        let pgdata = self.place.layout.pgdata();
+        let parents = history_of(&pgdata, timeline);
         Data::Present(Member {
             id: self.state.member.clone().unwrap_or_default(),
             system_id: control.system_id.clone(),
             proof: self.state.proof.clone(),
+            marker: self.state.marker,
+            standby: pgdata.join("standby.signal").exists(),
+            // A standby may have flushed more than its control file tells, also after a stop in order.
+            end_known: fresh || control.state == ClusterState::ShutDown,
+            history: parents.iter().map(|(timeline, _)| *timeline).chain([timeline]).collect(),
+            hopeless: self.state.hopeless,
             timeline,
             end,
         })
     }
 
-    fn remember(&mut self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
+    pub(super) fn remember(&mut self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
         let mut state = self.state.clone();
         change(&mut state);
         if state != self.state {
             self.place.layout.store(&state)?;
             self.state = state;
         }
-        let proof = self.state.proof.clone();
         if let Data::Present(member) = &mut self.data {
-            member.proof = proof;
+            member.proof.clone_from(&self.state.proof);
+            (member.marker, member.hopeless) = (self.state.marker, self.state.hopeless);
         }
         Ok(())
     }
@@ -97,6 +80,7 @@ impl Agent {
     pub(super) async fn notice_end_of_postgres(&mut self) {
         if self.fence.fired() {
             tracing::error!("the Lease of the primary ran out: PostgreSQL was killed");
+            self.tenure_ends(HandOverReason::LeaseRanOut);
         }
         let Some(status) = self.postmaster.as_ref().and_then(Postmaster::ended) else { return };
         // A stop ends by its own event; a start sees the end of what it started.
@@ -104,12 +88,13 @@ impl Agent {
             return;
         }
         tracing::error!(%status, "PostgreSQL ended by itself");
+        self.tenure_ends(HandOverReason::PostgresDied);
         self.fail(&Error::Program { program: "PostgreSQL".into(), outcome: format!("ended with {status}") });
         self.cleared_away().await;
     }
 
     /// No process of PostgreSQL shall be left; then it is stopped.
-    async fn cleared_away(&mut self) {
+    pub(super) async fn cleared_away(&mut self) {
         self.job = None;
         if !kill(&self.processes).await {
             // It is tried again at the next turn; nothing is started meanwhile.
@@ -163,7 +148,7 @@ impl Agent {
         self.rejected = Some((chosen.generation, why));
     }
 
-    fn fail(&mut self, error: &Error) {
+    pub(super) fn fail(&mut self, error: &Error) {
         tracing::warn!(%error, category = error.category().as_str(), "PostgreSQL");
         self.trouble = Some(error.to_string());
         let pause = Duration::from_millis(250) * 2_u32.saturating_pow(self.failures.min(10));
@@ -178,6 +163,7 @@ impl Agent {
     /// Does what the facts ask for, until they ask for nothing that can be done at once.
     pub(super) async fn step_engine(&mut self) {
         self.notice_lost_wal();
+        self.judge_fresh_copy();
         for _ in 0..6 {
             let step = self.decide(engine_step);
             if !matches!(step, EngineStep::Refuse(_)) {
@@ -217,6 +203,7 @@ impl Agent {
             }
             EngineStep::Kill(why) => {
                 tracing::error!(why, "PostgreSQL is killed");
+                self.tenure_ends(HandOverReason::LeaseRanOut);
                 self.cleared_away().await;
                 Ok(false)
             }
@@ -244,16 +231,6 @@ impl Agent {
                 self.data = Data::Empty;
                 Ok(true)
             }
-            EngineStep::DiscardReplica => {
-                self.remember(|state| {
-                    (state.marker, state.proof) = (false, None);
-                })?;
-                self.place.layout.remove_data(&self.lock)?;
-                self.remember(|state| state.member = None)?;
-                (self.data, self.critical) = (Data::Empty, None);
-                (self.cannot_follow, self.discarded) = (false, Some(boottime()));
-                Ok(true)
-            }
             EngineStep::WriteProof(holder) => {
                 self.remember(|state| {
                     state.marker = true;
@@ -262,282 +239,67 @@ impl Agent {
                 Ok(true)
             }
             EngineStep::Bootstrap => self.bootstrap().map(|()| false),
-            EngineStep::Clone { source, member } => {
-                self.clone_data(source, member);
-                Ok(false)
-            }
+            EngineStep::Clone { source, member } => self.clone_data(source, member).map(|()| false),
+            EngineStep::Rewind(source) => self.rewind(source).map(|()| false),
             EngineStep::StartPrimary => self.start_primary().map(|()| false),
             EngineStep::StartStandby(source) => {
-                self.remember(|state| state.proof = None)?;
+                self.forget_proof(source.as_ref())?;
                 self.start_standby(source)?;
                 Ok(false)
             }
-            EngineStep::Retarget(source) => {
-                tracing::info!(instance = %source.instance, address = %source.address, term = source.term, "follows");
-                self.engine = EngineState::Standby { source: Some(source) };
+            EngineStep::Follow(source) => {
+                self.forget_proof(source.as_ref())?;
+                match &source {
+                    Some(Source { instance, address, term }) => tracing::info!(instance, address, term, "follows"),
+                    None => tracing::info!("follows nobody"),
+                }
+                self.end_is_unknown();
+                self.engine = EngineState::Standby { source, replaying: false };
+                // The files say it at once.
+                self.configure();
+                Ok(false)
+            }
+            EngineStep::Promote(timeline) => self.promote(timeline).map(|()| false),
+            EngineStep::HandOver(wish) => {
+                tracing::info!(to = %wish, "hands over");
+                self.tenure_ends(HandOverReason::Switchover);
+                if let Some(tenure) = &mut self.tenure {
+                    tenure.ending = Some(Ending { wish: Some(wish) });
+                    self.stop();
+                }
                 Ok(false)
             }
         }
     }
 
-    fn begin(&mut self, job: Job, source: Option<Source>, work: impl Future<Output = JobEnd> + Send + 'static) {
-        let events = self.events.clone();
-        self.jobs_begun += 1;
-        let serial = self.jobs_begun;
-        let task = tokio::spawn(async move {
-            let end = work.await;
-            let _ = events.send(Event::Job(serial, Box::new(end))).await;
-        });
-        self.job = Some(JobTask { job, source, serial, _task: Task(task) });
-        self.engine = EngineState::Busy(job);
-    }
-
-    fn bootstrap(&mut self) -> Result<(), Error> {
-        let Some(config) = &self.config else { return Ok(()) };
-        let mut owner = self.place.secrets.credentials("app")?;
-        owner.username.clone_from(&config.spec.postgresql.owner);
-        let wish = Wish {
-            member: self.me.member_for(&self.me.instance),
-            superuser: self.place.secrets.credentials("superuser")?,
-            owner,
-            database: config.spec.postgresql.database.clone(),
-            init_sql: config.spec.postgresql.init_sql.clone(),
-            private: std::env::temp_dir().join("hello-bootstrap"),
-        };
-        tracing::info!("makes the first data directory");
-        let (processes, layout) = (self.processes.clone(), self.place.layout.clone());
-        self.begin(Job::Bootstrap, None, async move { JobEnd::Bootstrap(bootstrap(&processes, &layout, &wish).await) });
-        Ok(())
-    }
-
-    fn clone_data(&mut self, source: Source, planned: Option<String>) {
-        let Some(config) = self.config.clone() else { return };
-        let member = planned.unwrap_or_else(|| format!("{}-{}", self.me.instance, random_word()));
-        tracing::info!(from = %source.instance, member, "copies the primary's data");
-        let (processes, place, from) = (self.processes.clone(), self.place.clone(), source.clone());
-        let (lease, peers) = (self.lease_api.clone(), self.peers.clone());
-        self.begin(Job::Clone, Some(source), async move {
-            let work = async {
-                // The Lease names its address before it takes connections.
-                wait_for_primary(&peers, &from).await;
-                still_holds(&lease, &from).await?;
-                let upstream = place.upstream(&config, &from)?;
-                let system_id = clone(&processes, &place.layout, &upstream, &member).await?;
-                Ok((member, system_id))
-            };
-            JobEnd::Clone(work.await)
-        });
-    }
-
-    /// What commits wait for, by the present rule and who has joined.
-    pub(super) fn sync_setting(&self) -> Option<SyncSetting> {
-        let (register, terms) = (self.register()?, self.terms.as_ref()?);
-        let joined = self.members.joined(register, &terms.instances, boottime());
-        register.rule().map(|rule| rules::setting(rule, &joined))
-    }
-
-    fn start_primary(&mut self) -> Result<(), Error> {
-        let (Some(config), Some(sync)) = (&self.config, self.sync_setting()) else { return Ok(()) };
-        // It stands in the configuration before the first connection: not even the first commit is alone.
-        let aim = Aim::Primary(sync);
-        let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &aim)?;
-        files.write(&self.place.layout.pgdata())?;
-        self.duties.wrote(chosen, &aim, files);
-        tracing::info!("starts PostgreSQL as the primary");
-        let fence = self.fence.clone();
-        self.launch(Job::StartPrimary, None, move || fence.open())
-    }
-
-    fn start_standby(&mut self, source: Option<Source>) -> Result<(), Error> {
-        let Some(config) = &self.config else { return Ok(()) };
-        let aim = self.standby_aim(source.clone());
-        let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &aim)?;
-        files.write(&self.place.layout.pgdata())?;
-        self.duties.wrote(chosen, &aim, files);
-        tracing::info!(
-            follows = source.as_ref().map(|source| source.instance.as_str()),
-            "starts PostgreSQL as a replica"
-        );
-        self.launch(Job::StartStandby, source, || true)
-    }
-
-    pub(super) fn standby_aim(&self, source: Option<Source>) -> Aim {
-        Aim::Standby { member: self.state.member.clone().unwrap_or_default(), source, critical: self.critical }
-    }
-
-    fn launch(&mut self, job: Job, source: Option<Source>, allowed: impl Fn() -> bool) -> Result<(), Error> {
-        let pgdata = self.place.layout.pgdata();
-        let postmaster = Postmaster::start(&self.processes, &pgdata, &self.place.socket, allowed)?;
-        self.postmaster = Some(postmaster.clone());
-        let socket = self.place.socket.clone();
-        self.begin(job, source, async move {
-            // Recovery may take as long as it takes, so only its end or PostgreSQL's ends this. A replica counts as started
-            // as soon as it has read its configuration: it may need a primary before it answers.
-            let ready = async {
-                loop {
-                    if accepts_sessions(&pgdata) && socket.open("postgres").await.is_ok()
-                        || job == Job::StartStandby && pgdata.join("postmaster.pid").exists()
-                    {
-                        return Ok(());
-                    }
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            };
-            let outcome = tokio::select! {
-                biased;
-                status = postmaster.wait() => Err(Error::Program {
-                    program: "PostgreSQL".into(),
-                    outcome: format!(
-                        "ended while it started ({}): {}",
-                        status.map_or_else(|| "?".into(), |status| status.to_string()),
-                        postmaster.complaint()
-                    ),
-                }),
-                outcome = ready => outcome,
-            };
-            JobEnd::Started(outcome)
-        });
-        Ok(())
-    }
-
-    fn stop(&mut self) {
-        let Some(postmaster) = self.postmaster.clone() else {
-            self.engine = EngineState::Stopped;
-            return;
-        };
-        let primary = matches!(self.engine, EngineState::Primary);
-        let (processes, socket) = (self.processes.clone(), self.place.socket.clone());
-        let pgdata = self.place.layout.pgdata();
-        // A start that is given up may have come far enough to be writable.
-        let writable = self.engine.maybe_writable();
-        let job = if writable { Job::StopPrimary } else { Job::StopStandby };
-        self.begin(job, None, async move {
-            if primary && let Ok(session) = socket.open("postgres").await {
-                // The bulk is written while clients go on; the shutdown's own checkpoint is short then.
-                let _ = session.run_within("a checkpoint", "CHECKPOINT", CHECKPOINT).await;
-            }
-            let clean = postmaster.stop(&processes, SHUTDOWN).await;
-            JobEnd::Stopped(clean, control(&processes, &pgdata).await)
-        });
-    }
-
-    fn restart_postgres(&mut self, id: String) -> Result<bool, Error> {
-        match self.engine {
-            EngineState::Primary | EngineState::Standby { .. } => {
-                self.remember(|state| state.restarted_for = Some(id))?;
-                self.restart = None;
-                self.stop();
-                Ok(false)
-            }
-            EngineState::Stopped if boottime() >= self.not_before => {
-                // It will start, or wait for what it needs, with everything new.
-                self.remember(|state| state.restarted_for = Some(id))?;
-                self.restart = None;
-                Ok(false)
-            }
-            _ => Ok(false),
+    /// From here on it may receive more.
+    pub(super) fn end_is_unknown(&mut self) {
+        self.elections.still += 1;
+        if let Data::Present(member) = &mut self.data {
+            member.end_known = false;
         }
     }
 
-    /// The agent ends: a copy in the making is of no use, and a start is undone.
-    async fn give_up_what_is_begun(&mut self) {
-        match self.job.as_ref().map(|task| task.job) {
-            Some(Job::Bootstrap | Job::Clone) => {
-                self.job = None;
-                kill(&self.processes).await;
-                self.engine = EngineState::Stopped;
-            }
-            Some(Job::StartPrimary | Job::StartStandby) => {
-                self.job = None;
-                self.stop();
-            }
-            Some(Job::StopPrimary | Job::StopStandby) | None => {
-                if self.job.is_none() && self.engine == EngineState::Busy(Job::StopPrimary) {
-                    self.cleared_away().await;
-                }
-            }
-        }
+    /// Whoever follows somebody is not the last primary's own data any more.
+    fn forget_proof(&mut self, source: Option<&Source>) -> Result<(), Error> {
+        if source.is_some() { self.remember(|state| state.proof = None) } else { Ok(()) }
     }
 
-    pub(super) async fn job_ended(&mut self, serial: u64, end: JobEnd) {
-        // The last word of a job that was given up is not about what runs now.
-        let Some(task) = self.job.take_if(|task| task.serial == serial) else { return };
-        let (job, source) = (task.job, task.source.clone());
-        match end {
-            JobEnd::Bootstrap(Ok(staged)) => {
-                self.engine = EngineState::Stopped;
-                self.data = Data::Staged { system_id: staged.system_id.clone(), member: staged.member.clone() };
-                let stored = self.remember(|state| state.staged = Some(staged));
-                self.done_or_failed(stored);
-            }
-            JobEnd::Clone(Ok((member, system_id))) => {
-                self.engine = EngineState::Stopped;
-                let adopted = self.adopt_clone(member, &system_id).await;
-                self.done_or_failed(adopted);
-            }
-            JobEnd::Bootstrap(Err(error)) | JobEnd::Clone(Err(error)) => {
-                self.engine = EngineState::Stopped;
-                self.fail(&error);
-            }
-            JobEnd::Started(Ok(())) => {
-                if let Some(chosen) = self.duties.started_with() {
-                    let stored = self.accept(chosen);
-                    self.done_or_failed(stored);
-                }
-                self.engine = if job == Job::StartPrimary {
-                    tracing::info!("PostgreSQL takes writes");
-                    EngineState::Primary
-                } else {
-                    EngineState::Standby { source }
-                };
-            }
-            JobEnd::Started(Err(error)) => {
-                // A configuration that it never started with may be why; then the last good one serves meanwhile.
-                if let Some(chosen) = self.duties.started_with() {
-                    self.reject(&chosen, &error.to_string());
-                }
-                self.fail(&error);
-                self.cleared_away().await;
-            }
-            JobEnd::Stopped(clean, control) => {
-                if !clean {
-                    tracing::warn!("PostgreSQL did not stop in order and was killed");
-                }
-                self.postmaster = None;
-                self.observation = None;
-                self.engine = EngineState::Stopped;
-                match control {
-                    Ok(control) => self.data = self.present(&control),
-                    Err(error) => self.fail(&error),
-                }
-            }
-        }
+    /// Only a fresh copy helps. The marker goes before anything else: this data answers no election any more.
+    pub(super) fn give_up_data(&mut self) -> Result<(), Error> {
+        self.elections.marker_gone = boottime();
+        self.remember(|state| (state.marker, state.hopeless) = (false, true))
     }
 
-    fn done_or_failed(&mut self, outcome: Result<(), Error>) {
-        match outcome {
-            Ok(()) => self.succeeded(),
-            Err(error) => self.fail(&error),
+    /// What was rewound needs the WAL of its source to become consistent; when that one is not the holder any more, it may be
+    /// gone for good.
+    fn judge_fresh_copy(&mut self) {
+        let Some(term) = self.state.fresh.filter(|_| !self.state.hopeless) else { return };
+        if self.register().is_some_and(|register| register.term > term && !register.released())
+            && let Err(error) = self.give_up_data()
+        {
+            self.fail(&error);
         }
-    }
-
-    /// The copy is complete and synced: it becomes this instance's data, in one step. It holds nothing yet that it could have
-    /// acknowledged, so it has no marker and no proof.
-    async fn adopt_clone(&mut self, member: String, system_id: &str) -> Result<(), Error> {
-        let expected = self.register().and_then(|register| register.system_id.clone());
-        if expected.as_deref() != Some(system_id) {
-            return Err(Error::Invalid {
-                what: "the copy",
-                message: format!("its system identifier {system_id} is not this cluster's"),
-            });
-        }
-        self.remember(|state| {
-            (state.member, state.marker, state.proof) = (Some(member), false, None);
-        })?;
-        self.place.layout.go_live(&self.lock)?;
-        self.look_at_volume().await
     }
 
     /// A replica that said that the WAL which it needs is gone, and that does not stream, can never catch up.
@@ -547,13 +309,13 @@ impl Agent {
         if !said || streams || self.cannot_follow || !matches!(self.engine, EngineState::Standby { .. }) {
             return;
         }
-        if self.discarded.is_some_and(|at| boottime().saturating_sub(at) < DISCARD_EVERY) {
+        if self.cloned_again.is_some_and(|at| boottime().saturating_sub(at) < CLONE_EVERY) {
             self.waits =
                 Some("the WAL that this replica needs is gone; it was cloned anew only just now and waits".into());
             return;
         }
         tracing::warn!("the WAL that this replica needs is gone from the primary");
-        self.cannot_follow = true;
+        (self.cannot_follow, self.cloned_again) = (true, Some(boottime()));
     }
 
     /// The end of the own WAL as far as it is known.
@@ -567,26 +329,4 @@ impl Agent {
         let lsn = if status.in_recovery { status.received.max(status.replayed) } else { status.flushed };
         (status.timeline.or(of_data.0), lsn.or(of_data.1))
     }
-}
-
-/// Waits until the agent of the holder says that PostgreSQL takes writes, but not for ever: it may be unreachable for us
-/// while PostgreSQL is not.
-async fn wait_for_primary(peers: &Peers, source: &Source) {
-    let end = boottime() + FIRST_WORD;
-    while boottime() < end {
-        let heard = peers.ask(vec![source.instance.clone()]).await;
-        if heard.iter().any(|heard| heard.report.phase == Phase::Primary && heard.report.term == source.term) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(150)).await;
-    }
-}
-
-/// Who is about to be followed is the holder by a consistent read, not only by a watch that may be late.
-async fn still_holds(lease: &super::lease::LeaseApi, source: &Source) -> Result<(), Error> {
-    let gone = |message: &str| Error::Invalid { what: "the Lease", message: message.into() };
-    let lease = lease.get().await?.ok_or_else(|| gone("it is gone"))?;
-    let register = crate::core::election::Register::from_lease(&lease).map_err(|error| gone(&error.to_string()))?;
-    let same = register.term == source.term && register.holder_instance() == Some(source.instance.as_str());
-    if same && !register.released() { Ok(()) } else { Err(gone("another instance holds it now")) }
 }

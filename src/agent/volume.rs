@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::api::agent::Disk;
+use crate::core::election::Promise;
 
 /// What lies where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,10 +81,14 @@ impl Layout {
     pub fn settle(&self, lock: &VolumeLock) -> Result<State, Error> {
         let before = self.load()?;
         let mut state = before.clone();
+        if std::mem::take(&mut state.unfinished) {
+            state.hopeless = true;
+        }
         if self.has_data() {
             state.staged = None;
         } else {
             (state.member, state.marker, state.proof) = (None, false, None);
+            (state.hopeless, state.fresh) = (false, None);
         }
         if !self.staging().join("PG_VERSION").exists() {
             state.staged = None;
@@ -114,7 +119,7 @@ impl Layout {
     }
 
     /// Takes the data away for good: first out of sight in one step, then file by file.
-    pub fn remove_data(&self, _lock: &VolumeLock) -> Result<(), Error> {
+    fn remove_data(&self) -> Result<(), Error> {
         remove(&self.gone())?;
         let pgdata = self.pgdata();
         if pgdata.symlink_metadata().is_ok() {
@@ -124,8 +129,10 @@ impl Layout {
         remove(&self.gone())
     }
 
-    /// Makes the staged directory the live one, in one step.
+    /// Makes the staged directory the live one, in one step. Data that stood there goes: the staged copy is complete and on
+    /// disk by now.
     pub fn go_live(&self, _lock: &VolumeLock) -> Result<(), Error> {
+        self.remove_data()?;
         fs::rename(self.staging(), self.pgdata()).map_err(Error::io("move into place", self.staging()))?;
         sync_folder(&self.data)
     }
@@ -173,6 +180,24 @@ pub struct State {
     /// The Lease's holder string under which this data was last writable.
     #[serde(default)]
     pub proof: Option<String>,
+    /// What this member promised candidates.
+    #[serde(default)]
+    pub promise: Option<Promise>,
+    /// What it promised the holder.
+    #[serde(default)]
+    pub hold: Option<Hold>,
+    /// A rewind was begun and did not end: the data is neither the old nor the new.
+    #[serde(default)]
+    pub unfinished: bool,
+    /// Only a fresh clone helps.
+    #[serde(default)]
+    pub hopeless: bool,
+    /// The data was cloned or rewound from the holder of this term, and has not been consistent since.
+    #[serde(default)]
+    pub fresh: Option<i64>,
+    /// When the agent last began, in milliseconds of wall time: which container is this start's is told by it.
+    #[serde(default)]
+    pub began: Option<i64>,
     /// The last restart command that was carried out.
     #[serde(default)]
     pub restarted_for: Option<String>,
@@ -182,6 +207,16 @@ pub struct State {
     /// A bootstrap that is complete in the staging folder, and synced.
     #[serde(default)]
     pub staged: Option<Staged>,
+}
+
+/// A promise to answer no freeze and to take no Lease for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hold {
+    /// The boot of the machine whose clock `until` is on.
+    pub boot: String,
+    /// Until when, in milliseconds on CLOCK_BOOTTIME.
+    pub until: u64,
 }
 
 /// What the user chose of PostgreSQL's settings.
@@ -317,7 +352,7 @@ mod tests {
         let settled = layout.settle(&lock).unwrap();
         assert_eq!((settled.member.as_deref(), settled.staged), (Some("mine"), None));
         assert!(layout.has_data() && layout.wal_folder("mine").unwrap().exists());
-        layout.remove_data(&lock).unwrap();
+        layout.remove_data().unwrap();
         assert!(!layout.has_data() && !layout.gone().exists());
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests say what went wrong by ending")]
 
+mod killer;
+mod timelines;
 mod world;
 
 use std::time::Duration;
@@ -232,16 +234,19 @@ fn nothing_starts_without_permission_at_the_very_moment() {
         let mut instance = world.instance("db-1");
         world.bootstrap(&mut instance).await;
         world.write_files(&instance, alone(), &[]);
-        let fence = Fence::start(world.processes.clone()).unwrap();
+        let fence = Fence::start_with(world.processes.clone(), &world.program).unwrap();
         let start =
             || Postmaster::start(&world.processes, &instance.layout.pgdata(), &instance.socket, || fence.open());
         assert!(start().is_err(), "not armed");
         fence.arm(process::boottime() + Duration::from_secs(3));
         let postmaster = start().unwrap();
-        // Nobody renews: it ends by the fence's own thread, and nothing is left.
+        // Nobody renews: it ends by the fence, and nothing is left but the killer.
         assert!(postmaster.wait().await.is_some());
-        until("the end of all", async || process::children_of(std::process::id()).iter().all(|child| child.zombie))
-            .await;
+        until("the end of all", async || {
+            let alive = |child: &&process::Seen| !child.zombie;
+            process::children_of(std::process::id()).iter().filter(alive).count() == 1
+        })
+        .await;
         assert!(fence.fired() && start().is_err(), "after the deadline");
     });
 }

@@ -15,6 +15,9 @@ use hello_operator::engine::postgres::settings::{self, Own, Role};
 use hello_operator::engine::postgres::{Major, hba, slots};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
+/// Names our own program to a test.
+const PROGRAM: &str = "HELLO_ENGINE_PROGRAM";
+
 /// Runs a test as a user that PostgreSQL accepts, in a process of its own: what it kills, it kills below itself.
 ///
 /// Without PostgreSQL on this machine the test fails and says what to install.
@@ -28,8 +31,15 @@ pub fn isolated(name: &str, test: impl AsyncFnOnce(World)) {
         return;
     }
     let programs = programs().expect("PostgreSQL's programs below /usr/lib/postgresql: apt-get install postgresql");
-    let copy = std::env::temp_dir().join(format!("hello-engine-{name}-{}", std::process::id()));
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    // Where that user can reach them.
+    let place = |program: &Path, kind: &str| {
+        let file = format!("hello-engine-{}-{}-{kind}", name.replace("::", "-"), std::process::id());
+        let copy = std::env::temp_dir().join(file);
+        std::fs::hard_link(program, &copy).or_else(|_| std::fs::copy(program, &copy).map(drop)).unwrap();
+        copy
+    };
+    let copy = place(&std::env::current_exe().unwrap(), "test");
+    let program = place(Path::new(env!("CARGO_BIN_EXE_hello-operator")), "program");
     let mut command = if rustix::process::geteuid().is_root() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(&copy);
@@ -42,12 +52,15 @@ pub fn isolated(name: &str, test: impl AsyncFnOnce(World)) {
     let status = command
         .args([name, "--exact", "--nocapture"])
         .env(CHILD, "1")
+        .env(PROGRAM, &program)
         .env("HOME", "/nonexistent")
         .env("PATH", format!("{}:{path}", programs.display()))
         .current_dir("/")
         .status()
         .unwrap();
-    std::fs::remove_file(copy).unwrap();
+    for file in [copy, program] {
+        std::fs::remove_file(file).unwrap();
+    }
     assert!(status.success(), "{name}: {status}");
 }
 
@@ -71,6 +84,8 @@ pub struct World {
     pub root: PathBuf,
     pub processes: Processes,
     pub secrets: Secrets,
+    /// Our own program, which has the killer in it.
+    pub program: PathBuf,
 }
 
 impl Drop for World {
@@ -91,12 +106,16 @@ pub struct Instance {
 
 impl World {
     pub fn new(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("he-{name}-{}", std::process::id()));
+        // Short: the path of a socket has about a hundred letters.
+        let word: String = name.rsplit("::").next().unwrap_or_default().chars().take(24).collect();
+        let root = std::env::temp_dir().join(format!("he-{word}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir_all(&root).unwrap();
         certificates(&root.join("secrets"));
         let secrets = Secrets::new(root.join("secrets"));
-        Self { root, processes: Processes::new().unwrap(), secrets }
+        #[expect(clippy::disallowed_methods, reason = "the test's own switch")]
+        let program = std::env::var_os(PROGRAM).unwrap().into();
+        Self { root, processes: Processes::new().unwrap(), secrets, program }
     }
 
     /// Secrets in which the certificate of `part` stands where an agent's own is looked for.

@@ -2,13 +2,21 @@
 
 use std::time::Duration;
 
+use super::choose::{Verdict, best_of_the_rest, judge};
+use super::mutation::{Mutation, active};
 use super::register::{Register, Release};
 use super::rules::{self, Rule};
-use super::view::{Boot, Data, EngineState, Seen, Terms, View};
+use super::view::{Boot, Data, EngineState, Seen, Tenure, Terms, View};
 use crate::api::spec::Durability;
 
 /// How much longer each further instance waits before it begins a new cluster, so that the first one normally does.
-const STAND_BACK: Duration = Duration::from_secs(5);
+const BEGIN_BACK: Duration = Duration::from_secs(5);
+
+/// How long a candidate stands back for each better one.
+pub const STAND_BACK: Duration = Duration::from_millis(700);
+
+/// How long after a ballot that decided nothing the next one is held.
+pub const NEXT_BALLOT: Duration = Duration::from_secs(1);
 
 /// What to do with the register. Every write is a replace conditional on the version in [`View::lease`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,10 +24,14 @@ pub enum LeaseStep {
     /// Nothing now; look again at this moment at the latest, or when something changes.
     Wait {
         /// Why, for people.
-        why: &'static str,
+        why: String,
         /// When to look again, if the time alone can change the answer.
         until: Option<Boot>,
     },
+    /// Read the Lease by a consistent GET: a decision waits for it.
+    Read,
+    /// Freeze this member and every reachable one on this version, and collect the answers.
+    Campaign(String),
     /// Take it.
     Take(Box<Register>),
     /// Renew it, with whatever else is to change in it.
@@ -35,7 +47,7 @@ pub fn lease_step(view: &View<'_>) -> LeaseStep {
     let Some(seen) = view.lease else { return wait("the Lease has not been read") };
     let Some(terms) = view.terms else { return wait("the configuration has not been read") };
     match view.tenure {
-        Some(tenure) if mine(view, seen) && seen.register.term == tenure.term => held(view, seen, terms),
+        Some(tenure) if mine(view, seen) && seen.register.term == tenure.term => held(view, tenure, seen, terms),
         Some(_) => LeaseStep::Lost,
         // The answer to the take was lost, but it happened: a renewal that succeeds makes it a tenure.
         None if mine(view, seen) && !view.stopping => LeaseStep::Renew(Box::new(improved(view, &seen.register, terms))),
@@ -43,27 +55,38 @@ pub fn lease_step(view: &View<'_>) -> LeaseStep {
     }
 }
 
-fn wait(why: &'static str) -> LeaseStep {
-    LeaseStep::Wait { why, until: None }
+fn wait(why: &str) -> LeaseStep {
+    LeaseStep::Wait { why: why.to_owned(), until: None }
 }
 
 fn mine(view: &View<'_>, seen: &Seen) -> bool {
     !seen.register.released() && seen.register.holder == view.me.holder()
 }
 
-fn held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
-    if view.stopping && *view.engine == EngineState::Stopped {
-        let mut register = seen.register.clone();
-        register.release = Some(final_position(view, &register));
-        return LeaseStep::Release(Box::new(register));
+fn held(view: &View<'_>, tenure: &Tenure, seen: &Seen, terms: &Terms) -> LeaseStep {
+    if *view.engine == EngineState::Stopped {
+        let wish = tenure.ending.as_ref().and_then(|ending| ending.wish.clone());
+        if view.stopping || tenure.ending.is_some() {
+            return LeaseStep::Release(Box::new(released(view, seen, wish, true)));
+        }
+        // A lone instance restarts in place.
+        if view.gives_up() {
+            return LeaseStep::Release(Box::new(released(view, seen, None, false)));
+        }
     }
     let register = improved(view, &seen.register, terms);
-    let attempted = view.tenure.map_or(Duration::ZERO, |tenure| tenure.attempted);
-    let due = attempted + Duration::from_secs(u64::from(terms.bounds.retry_period));
-    if register != seen.register || view.now >= due {
+    let due = tenure.attempted + Duration::from_secs(u64::from(terms.bounds.retry_period));
+    if decides(&register, &seen.register) || view.now >= due {
         return LeaseStep::Renew(Box::new(register));
     }
-    LeaseStep::Wait { why: "held", until: Some(due) }
+    LeaseStep::Wait { why: "this agent holds the Lease".into(), until: Some(due) }
+}
+
+/// Whether the change is more than a position, which goes along with the next renewal.
+fn decides(next: &Register, present: &Register) -> bool {
+    let mut same = next.clone();
+    same.end = present.end;
+    same != *present
 }
 
 /// What the holder changes in the register beside renewing it.
@@ -71,30 +94,49 @@ fn improved(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
     let mut next = register.clone();
     next.instances.clone_from(&terms.instances);
     next.durability = terms.durability;
+    next.bounds = terms.bounds;
     next.address.clone_from(&view.me.address);
+    next.container_id = view.container_id.map(str::to_owned).or(next.container_id);
     // Publish: from here on this is the cluster's data, and nobody bootstraps again.
     if let (None, Some(system_id)) = (&register.system_id, view.data.system_id()) {
         next.system_id = Some(system_id.to_owned());
-        next.established = register.reserved;
+        next.established = register.timeline;
+        if let Data::Staged { member, .. } = view.data {
+            next.member = Some(member.clone());
+        }
+    }
+    if let Data::Present(member) = view.data
+        && *view.engine == EngineState::Primary
+    {
+        next.end = member.end;
     }
     next.planned.retain(|_, id| !view.joined.iter().any(|m| m.member == *id && m.streaming && m.confirmed));
-    if let Some(present) = register.rule() {
+    // The rules change only while the register can be reached: every such write voids the holds, and these are what keeps
+    // this holder valid when it cannot.
+    let reached =
+        view.tenure.is_some_and(|tenure| tenure.attempted <= tenure.renewed) || active(Mutation::RulesChangedWhileAway);
+    if let Some(present) = register.rule().filter(|_| reached) {
         let wanted = rules::wanted(terms.durability, terms.k, present, view.joined);
-        if let Some(list) = rules::next(&register.rules, &wanted, view.confirmed) {
+        if let Some(list) = rules::next(&register.rules, &wanted, view.confirmed, view.joined) {
             next.rules = list;
+        }
+        // Confirmed: what is acknowledged from here on is on this timeline, and the older rules are gone with this write.
+        if view.confirmed == Some(present) && register.system_id.is_some() && next.rules.first() == Some(present) {
+            next.established = register.timeline;
         }
     }
     next
 }
 
-fn final_position(view: &View<'_>, register: &Register) -> Release {
-    match view.data {
-        Data::Present(member) => Release { timeline: member.timeline, lsn: member.end },
+fn released(view: &View<'_>, seen: &Seen, wish: Option<String>, planned: bool) -> Register {
+    let mut register = seen.register.clone();
+    let (timeline, lsn) = match view.data {
+        Data::Present(member) => (member.timeline, (planned && member.end_known).then_some(member.end)),
         // Nothing was published: the cluster is as new as before.
-        Data::Staged { .. } | Data::Empty | Data::Unknown => {
-            Release { timeline: register.established, lsn: crate::api::agent::Lsn(0) }
-        }
-    }
+        Data::Staged { .. } | Data::Empty | Data::Unknown => (register.timeline, None),
+    };
+    register.release = Some(Release { timeline, lsn, wish });
+    register
 }
 
 fn not_held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
@@ -102,29 +144,81 @@ fn not_held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
     if view.stopping {
         return wait("this agent ends");
     }
-    if *view.engine != EngineState::Stopped {
-        return wait("PostgreSQL runs here as a replica");
+    if matches!(view.engine, EngineState::Busy(_) | EngineState::Primary) {
+        return wait("PostgreSQL here is busy");
     }
     let deposable_at = deposable_at(view, seen, terms);
     if view.now < deposable_at {
-        return LeaseStep::Wait { why: "another holds the Lease", until: Some(deposable_at) };
+        return LeaseStep::Wait { why: "another holds the Lease".into(), until: Some(deposable_at) };
     }
     if register.system_id.is_none() {
         return begin(view, seen, terms, deposable_at);
     }
-    if !continues(view, register) {
-        return wait("this instance's data is not the last holder's");
+    if view.bound_until.is_none_or(|until| view.now < until) {
+        return LeaseStep::Wait { why: "bound by a promise to the holder".into(), until: view.bound_until };
     }
-    LeaseStep::Take(Box::new(taken(view, register, terms)))
+    // A published bootstrap that was not adopted is the only copy there is.
+    if let Data::Staged { system_id, .. } = view.data {
+        return if Some(system_id) == register.system_id.as_ref() {
+            LeaseStep::Take(Box::new(continued(view, register, terms)))
+        } else {
+            wait("the staged bootstrap is not this cluster's")
+        };
+    }
+    let Data::Present(member) = view.data else { return wait("no data here") };
+    let proven = register.whole(&member.id, member.proof.as_deref());
+    if !member.marker || Some(&member.system_id) != register.system_id.as_ref() {
+        return wait("the data here may not be elected");
+    }
+    if !proven && !terms.failover && !register.released() {
+        return wait("failover is disabled: the last primary has to come back");
+    }
+    elect(view, seen, terms, &member.id, proven)
 }
 
-/// From when on the register may be taken from whoever holds it: at once when it is released or held by an earlier start
-/// in this Pod; else when this very version has stood for the holder's full lease by this process's own clock.
+/// Holds a ballot, and does what it says.
+fn elect(view: &View<'_>, seen: &Seen, terms: &Terms, me: &str, proven: bool) -> LeaseStep {
+    let Some(ballot) = view.ballot.filter(|ballot| ballot.version == seen.version) else {
+        return LeaseStep::Campaign(seen.version.clone());
+    };
+    let again = |at: Boot, why: String| {
+        if view.now >= at {
+            LeaseStep::Campaign(seen.version.clone())
+        } else {
+            LeaseStep::Wait { why, until: Some(at) }
+        }
+    };
+    match judge(&seen.register, &seen.version, me, &ballot.answers, terms.max_lag) {
+        Verdict::Take if proven => LeaseStep::Take(Box::new(continued(view, &seen.register, terms))),
+        Verdict::Take => LeaseStep::Take(Box::new(promoted(view, &seen.register, terms, &ballot.answers, me))),
+        Verdict::StandBack(better) => {
+            again(ballot.at + STAND_BACK * better.min(4), "a better candidate answered".into())
+        }
+        Verdict::Blocked(_)
+            if terms.accept_loss == Some(seen.register.term)
+                && best_of_the_rest(&seen.register, &seen.version, me, &ballot.answers) =>
+        {
+            // The older rules cannot be satisfied any more: that is what was accepted.
+            let mut register = promoted(view, &seen.register, terms, &ballot.answers, me);
+            register.rules = register.rules.pop().into_iter().collect();
+            LeaseStep::Take(Box::new(register))
+        }
+        Verdict::Blocked(blocked) => again(ballot.at + NEXT_BALLOT, blocked.sentence),
+    }
+}
+
+/// From when on the register may be taken from whoever holds it: at once when it is released, held by an earlier start in
+/// this Pod, or its holder's container is proven to have ended; else when this very version has stood for the holder's
+/// full lease by this process's own clock.
 fn deposable_at(view: &View<'_>, seen: &Seen, terms: &Terms) -> Boot {
-    if seen.register.released() || view.me.is_earlier_start(&seen.register.holder) {
+    let register = &seen.register;
+    let dead = view.terminated.is_some() && view.terminated == register.container_id.as_deref();
+    if register.released() || view.me.is_earlier_start(&register.holder) || dead {
         return Duration::ZERO;
     }
-    seen.since + Duration::from_secs(u64::from(terms.bounds.duration))
+    let bounds = if active(Mutation::ObserversBounds) { &terms.bounds } else { &register.bounds };
+    let duration = Duration::from_secs(u64::from(bounds.duration));
+    seen.since + if active(Mutation::TakenEarly) { duration / 2 } else { duration }
 }
 
 /// The first take of a new cluster. The instances stand back in their order.
@@ -138,13 +232,15 @@ fn begin(view: &View<'_>, seen: &Seen, terms: &Terms, deposable_at: Boot) -> Lea
     let Some(place) = terms.instances.iter().position(|name| *name == view.me.instance) else {
         return wait("this instance is not wanted");
     };
-    let stand_back = STAND_BACK * u32::try_from(place).unwrap_or(u32::MAX);
+    let stand_back = BEGIN_BACK * u32::try_from(place).unwrap_or(u32::MAX);
     let from = deposable_at.max(seen.since) + stand_back;
     if place > 0 && view.now < from {
-        return LeaseStep::Wait { why: "the first instance begins", until: Some(from) };
+        return LeaseStep::Wait { why: "the first instance begins".into(), until: Some(from) };
     }
-    let mut register = taken(view, &seen.register, terms);
+    let mut register = continued(view, &seen.register, terms);
+    register.inherits = None;
     register.reserved = seen.register.reserved.max(1);
+    register.timeline = register.reserved;
     let others = terms.instances.iter().filter(|name| **name != view.me.instance);
     register.planned = others.map(|name| (name.clone(), view.me.member_for(name))).collect();
     // The first rule stands from the first moment: its members are named before they exist.
@@ -155,33 +251,49 @@ fn begin(view: &View<'_>, seen: &Seen, terms: &Terms, deposable_at: Boot) -> Lea
     LeaseStep::Take(Box::new(register))
 }
 
-/// Whether this data is exactly what the last holder wrote on, so that it may continue in place: its holder proof says so,
-/// or it is the published bootstrap that was not adopted yet.
-fn continues(view: &View<'_>, register: &Register) -> bool {
-    match view.data {
-        Data::Present(member) => {
-            member.proof.as_deref().is_some_and(|proof| register.proven_by(proof))
-                && Some(&member.system_id) == register.system_id.as_ref()
-        }
-        Data::Staged { system_id, .. } => Some(system_id) == register.system_id.as_ref(),
-        Data::Empty | Data::Unknown => false,
-    }
-}
-
-/// The register after a take. The rules stay: who continues in place holds everything that was acknowledged, and commits go
+/// The register after a take in place. The rules stay: who continues holds everything that was acknowledged, and commits go
 /// on under the present rule.
-fn taken(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
+fn continued(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
     Register {
         holder: view.me.holder(),
         inherits: match view.data {
             Data::Present(member) => member.proof.clone(),
             Data::Staged { .. } | Data::Empty | Data::Unknown => None,
         },
+        member: match view.data {
+            Data::Present(member) => Some(member.id.clone()),
+            Data::Staged { member, .. } => Some(member.clone()),
+            Data::Empty | Data::Unknown => None,
+        },
         release: None,
         address: view.me.address.clone(),
+        container_id: view.container_id.map(str::to_owned),
         term: register.term + 1,
         instances: terms.instances.clone(),
         durability: terms.durability,
+        bounds: terms.bounds,
         ..register.clone()
     }
+}
+
+/// The register after a take by a replica: a timeline never reserved before, and a new rule added to the list.
+fn promoted(
+    view: &View<'_>,
+    register: &Register,
+    terms: &Terms,
+    answers: &[super::vote::Answer],
+    me: &str,
+) -> Register {
+    let mut next = continued(view, register, terms);
+    next.inherits = None;
+    next.reserved = register.reserved + u32::from(!active(Mutation::TimelineReused) || register.reserved < 2);
+    next.timeline = next.reserved;
+    // Members that will follow: all that answered, and those of the present rule, but not this one itself.
+    let answered = answers.iter().filter(|answer| answer.proof.is_none()).map(|answer| answer.member.clone());
+    let present = register.rule().map(|rule| rule.members.clone()).unwrap_or_default();
+    let k = if terms.durability == Durability::Async { 0 } else { terms.k };
+    let mut rule = Rule { members: answered.chain(present).collect(), k };
+    rule.members.remove(me);
+    next.rules = if active(Mutation::RulesDroppedAtTake) { vec![rule] } else { rules::with(&next.rules, rule) };
+    next
 }

@@ -4,20 +4,30 @@
 //! loop asks two total functions at each tick: [`lease_step`] says what to do with the register, [`engine_step`] what to
 //! do with PostgreSQL. [`rules`] says which replicas a commit waits for, and how that may change.
 //!
-//! This is the part of the protocol that a first primary and a restart need: bootstrap, take, renew, publish, the sync
-//! rules, release, fence. Elections among replicas (freeze, choose, promote, hold, rejoin) join here.
+//! [`vote`] is what a member promises and answers, [`choose`] the choice among the answers, [`hold`] how a holder goes on
+//! while the API server is away.
 
+pub mod choose;
 pub mod engine_step;
+pub mod hold;
 pub mod lease_step;
+pub mod mutation;
 pub mod register;
 pub mod rules;
 pub mod view;
+pub mod vote;
 
+pub use choose::{Blocked, Verdict};
 pub use engine_step::{EngineStep, Source, engine_step};
 pub use lease_step::{LeaseStep, lease_step};
 pub use register::{InvalidRegister, Register, Release};
-pub use rules::{Joined, Rule, SyncSetting};
-pub use view::{Boot, Data, EngineState, Identity, Job, Member, Seen, Tenure, Terms, View};
+pub use rules::{Evidence, Joined, Rule, SyncSetting, Walsender};
+pub use view::{
+    Ballot, Boot, Data, Ending, EngineState, History, Identity, Job, Member, STOP_BUDGET, Seen, Tenure, Terms, View,
+};
+pub use vote::{Answer, NoAnswer, Promise, Read};
 
+#[cfg(test)]
+mod holes;
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,9 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde::{Deserialize, Serialize};
 
+use super::mutation::{Mutation, active};
 use super::rules::Rule;
-use crate::api::agent::Lsn;
+use crate::api::agent::{LeaseBounds, Lsn};
 use crate::api::names::ANNOTATION_REGISTER;
 use crate::api::spec::Durability;
 
@@ -26,6 +27,11 @@ pub struct Register {
     /// before it can have written anything else), that data still shows this one.
     #[serde(default)]
     pub inherits: Option<String>,
+    /// Id of the data directory that took it last. It holds everything, also where the taker died before it could write its
+    /// proof: then it cannot have written anything else either, and nobody but itself may be electable (seen with Async,
+    /// where the taker is no member of the rule that it added).
+    #[serde(default)]
+    pub member: Option<String>,
     /// What a clean release left behind; while it is set, nobody holds the Lease.
     #[serde(default)]
     pub release: Option<Release>,
@@ -35,15 +41,29 @@ pub struct Register {
     /// One higher at each take.
     #[serde(default)]
     pub term: i64,
-    /// Timeline on which the present holder's writes are; 0 before the first.
+    /// Timeline on which the present holder writes, from the moment of its promotion.
+    #[serde(default)]
+    pub timeline: u32,
+    /// The last timeline under whose rule a commit was confirmed; every copy that may be elected has it in its history.
     #[serde(default)]
     pub established: u32,
+    /// The holder's position at its last renewal: what `failover.maxLagBytes` is measured from.
+    #[serde(default)]
+    pub end: Lsn,
+    /// Container id of the holder, once its Pod's status shows it. A kubelet's report that exactly this one has terminated
+    /// proves the holder dead.
+    #[serde(default)]
+    pub container_id: Option<String>,
     /// Highest timeline id ever reserved; an id is never used twice.
     #[serde(default)]
     pub reserved: u32,
     /// System identifier of the data; None until the first data directory is published.
     #[serde(default)]
     pub system_id: Option<String>,
+    /// Bounds by which the holder keeps its validity. Everybody judges it by these, and not by what a configuration says
+    /// meanwhile: the two are not changed at one moment.
+    #[serde(default)]
+    pub bounds: LeaseBounds,
     /// Names of all wanted instances.
     #[serde(default)]
     pub instances: Vec<String>,
@@ -64,8 +84,12 @@ pub struct Register {
 pub struct Release {
     /// Timeline at the end; 0 when there never was a holder.
     pub timeline: u32,
-    /// End of the WAL after the clean shutdown.
-    pub lsn: Lsn,
+    /// End of the WAL after the clean shutdown; None when it was not clean (PostgreSQL died).
+    #[serde(default)]
+    pub lsn: Option<Lsn>,
+    /// Who should be next, among equals.
+    #[serde(default)]
+    pub wish: Option<String>,
 }
 
 /// A Lease that is no register.
@@ -92,12 +116,17 @@ impl Register {
         Self {
             holder: String::new(),
             inherits: None,
-            release: Some(Release { timeline: 0, lsn: Lsn(0) }),
+            member: None,
+            release: Some(Release { timeline: 0, lsn: None, wish: None }),
             address: String::new(),
             term: 0,
+            timeline: 0,
             established: 0,
+            end: Lsn(0),
+            container_id: None,
             reserved: 0,
             system_id: None,
+            bounds: LeaseBounds::default(),
             instances,
             durability,
             rules: Vec::new(),
@@ -120,9 +149,20 @@ impl Register {
         !proof.is_empty() && (proof == self.holder || Some(proof) == self.inherits.as_deref())
     }
 
+    /// Whether this copy is the very data of the last holder, which holds everything that was acknowledged.
+    pub fn whole(&self, member: &str, proof: Option<&str>) -> bool {
+        proof.is_some_and(|proof| self.proven_by(proof))
+            || proof.is_none() && self.member.as_deref() == Some(member) && !active(Mutation::TakerForgotten)
+    }
+
     /// The rule that commits follow now.
     pub fn rule(&self) -> Option<&Rule> {
         self.rules.last()
+    }
+
+    /// Whether commits were acknowledged without waiting for anybody.
+    pub fn asynchronous(&self) -> bool {
+        self.rules.iter().all(|rule| rule.k == 0)
     }
 
     /// Every member that some rule names.

@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::mutation::{Mutation, active};
+use crate::api::agent::Lsn;
 use crate::api::spec::Durability;
 
 /// Grace after which a member that left the stream may leave the rule, in seconds, as long as k others remain.
@@ -20,7 +22,7 @@ const MOST_RULES: usize = 4;
 pub struct Rule {
     /// Ids of members (data directories).
     pub members: BTreeSet<String>,
-    /// How many of them; 0, with no members, is `Async`: a commit waits for nobody.
+    /// How many of them; 0 is `Async`: a commit waits for nobody, and the members are those that may be elected.
     pub k: u32,
 }
 
@@ -76,31 +78,108 @@ impl Joined {
 /// removed, but never so that fewer than k remain: then the rule stays as it is, writes wait, and durability is not
 /// lowered silently. For a member that never streamed in this term the shell counts `gone_for` from the term's start.
 pub fn wanted(durability: Durability, k: u32, present: &Rule, joined: &[Joined]) -> Rule {
-    if durability == Durability::Async || k == 0 {
-        return Rule::none();
-    }
+    let k = if durability == Durability::Async { 0 } else { k };
     let needed = usize::try_from(k).unwrap_or(usize::MAX);
     let find = |id: &str| joined.iter().find(|member| member.member == id);
     let fresh: BTreeSet<String> = joined.iter().filter(|m| m.counts()).map(|m| m.member.clone()).collect();
     // A member of which the holder knows nothing stays: unknown is not absent.
-    let stays = |id: &&String| find(id).is_none_or(|m| !m.leaving && (m.streaming || m.gone_for < GRACE_SECONDS));
+    let stays = |id: &&String| {
+        active(Mutation::DeadMemberStays)
+            || find(id).is_none_or(|m| !m.leaving && (m.streaming || m.gone_for < GRACE_SECONDS))
+    };
     let mut members: BTreeSet<String> = present.members.iter().filter(stays).cloned().collect();
     members.extend(fresh);
     if members.len() < needed { present.clone() } else { Rule { members, k } }
 }
 
 /// The change of the list that is due, or None. `confirmed` is the rule that is proven to be in force, if any is.
-pub fn next(rules: &[Rule], wanted: &Rule, confirmed: Option<&Rule>) -> Option<Vec<Rule>> {
+pub fn next(rules: &[Rule], wanted: &Rule, confirmed: Option<&Rule>, joined: &[Joined]) -> Option<Vec<Rule>> {
     let Some(last) = rules.last() else { return Some(vec![wanted.clone()]) };
-    if rules.len() > 1 && confirmed == Some(last) {
+    if rules.len() > 1 && (confirmed == Some(last) || active(Mutation::RulesDroppedUnconfirmed)) {
         return Some(vec![last.clone()]);
     }
-    if last != wanted && rules.len() < MOST_RULES {
-        let mut list = rules.to_vec();
-        list.push(wanted.clone());
-        return Some(list);
+    // Beyond the limit only where the list would stay for ever: its last rule cannot be served, the wanted one can.
+    let stuck = !served(last, joined) && served(wanted, joined);
+    if last == wanted || (rules.len() >= MOST_RULES && !stuck) {
+        return None;
     }
-    None
+    Some(with(rules, wanted.clone()))
+}
+
+/// The list with this rule as the last. The order of the others means nothing, so an equal one is not kept twice.
+pub fn with(rules: &[Rule], rule: Rule) -> Vec<Rule> {
+    if active(Mutation::RuleReplaced) {
+        return vec![rule];
+    }
+    rules.iter().filter(|other| **other != rule).cloned().chain([rule.clone()]).collect()
+}
+
+/// Whether a commit under this rule would return now.
+fn served(rule: &Rule, joined: &[Joined]) -> bool {
+    let ready = joined.iter().filter(|member| member.counts() && rule.members.contains(&member.member)).count();
+    ready >= usize::try_from(rule.k).unwrap_or(usize::MAX)
+}
+
+/// A walsender of the primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Walsender {
+    /// Application name of its standby: a member id.
+    pub member: String,
+    /// Up to where it has sent and its standby has confirmed to have written.
+    pub written: Lsn,
+    /// Up to where its standby has confirmed to have flushed.
+    pub flushed: Lsn,
+}
+
+/// What the holder has seen, in this order, since it set PostgreSQL to a rule. Voided by every start of PostgreSQL and by
+/// the setting of another rule.
+#[derive(Debug, Clone)]
+pub struct Evidence<'a> {
+    /// Whether a session that was opened after the reload showed the new value.
+    pub shown: bool,
+    /// Where the WAL ended that was written after that.
+    pub position: Lsn,
+    /// No CHECKPOINT has completed since commits waited for nobody: only the checkpointer's own reload makes backends wait.
+    /// It stays so when another rule is set meanwhile (seen: the second rule was confirmed, and commits still did not wait).
+    pub from_empty: bool,
+    /// Whether a CHECKPOINT that was asked for after the reload has completed.
+    pub checkpointed: bool,
+    /// All walsenders, read after that.
+    pub walsenders: &'a [Walsender],
+    /// Whether a commit has returned, without a warning, that was begun when all of the rest was proven: what a backend
+    /// acknowledges later under the older rule lies below it.
+    pub committed: bool,
+}
+
+/// Whether what was seen proves that all that is acknowledged from now on is on k members of this rule: all but the marker
+/// commit, which is to be begun only then.
+pub fn ready_for_marker(rule: &Rule, evidence: &Evidence<'_>) -> bool {
+    if active(Mutation::ConfirmAssumed) {
+        return true;
+    }
+    if rule.k == 0 {
+        return evidence.shown;
+    }
+    if active(Mutation::MembersUnheard) {
+        return evidence.shown && evidence.checkpointed;
+    }
+    let passed = |sender: &Walsender| sender.written >= evidence.position;
+    let flushed = |sender: &&Walsender| rule.members.contains(&sender.member) && sender.flushed >= evidence.position;
+    let members: BTreeSet<&str> = evidence.walsenders.iter().filter(flushed).map(|s| s.member.as_str()).collect();
+    evidence.shown
+        && (!evidence.from_empty || evidence.checkpointed || active(Mutation::NoCheckpoint))
+        && (evidence.walsenders.iter().all(passed) || active(Mutation::StaleWalsenderIgnored))
+        && members.len() >= usize::try_from(rule.k).unwrap_or(usize::MAX)
+}
+
+/// Whether this rule is proven to be in force.
+pub fn in_force(rule: &Rule, evidence: &Evidence<'_>) -> bool {
+    ready_for_marker(rule, evidence)
+        && (rule.k == 0
+            || active(Mutation::MembersUnheard)
+            || active(Mutation::ConfirmAssumed)
+            || evidence.committed
+            || active(Mutation::NoMarkerCommit))
 }
 
 /// What PostgreSQL's `synchronous_standby_names` must say.
@@ -120,8 +199,13 @@ pub fn setting(rule: &Rule, joined: &[Joined]) -> SyncSetting {
     if rule.k == 0 {
         return SyncSetting { k: 0, members: Vec::new() };
     }
-    let confirmed = |id: &&String| joined.iter().any(|member| member.confirmed && member.member == **id);
+    let confirmed = |id: &&String| {
+        active(Mutation::ListedUnconfirmed) || joined.iter().any(|member| member.confirmed && member.member == **id)
+    };
     let mut members: Vec<String> = rule.members.iter().filter(confirmed).cloned().collect();
+    if members.is_empty() && active(Mutation::SettingEmptied) {
+        return SyncSetting { k: 0, members };
+    }
     if members.len() < usize::try_from(rule.k).unwrap_or(usize::MAX) {
         members.push(NOBODY.to_owned());
     }
@@ -141,11 +225,11 @@ mod tests {
     #[test]
     fn a_new_rule_is_added_and_the_older_ones_go_only_when_it_is_confirmed() {
         let (old, new) = (Rule::new(["a"], 1), Rule::new(["a", "b"], 1));
-        let added = next(std::slice::from_ref(&old), &new, Some(&old)).unwrap();
+        let added = next(std::slice::from_ref(&old), &new, Some(&old), &[]).unwrap();
         assert_eq!(added, [old.clone(), new.clone()]);
-        assert_eq!(next(&added, &new, Some(&old)), None, "not confirmed: nothing is dropped");
-        assert_eq!(next(&added, &new, Some(&new)), Some(vec![new.clone()]));
-        assert_eq!(next(std::slice::from_ref(&new), &new, Some(&new)), None);
+        assert_eq!(next(&added, &new, Some(&old), &[]), None, "not confirmed: nothing is dropped");
+        assert_eq!(next(&added, &new, Some(&new), &[]), Some(vec![new.clone()]));
+        assert_eq!(next(std::slice::from_ref(&new), &new, Some(&new), &[]), None);
     }
 
     #[test]
@@ -210,7 +294,7 @@ mod tests {
             let mut rules: Vec<Rule> = sizes.into_iter().map(rule).collect();
             rules.dedup();
             let confirmed = confirmed.map(rule);
-            if let Some(list) = next(&rules, &rule(want), confirmed.as_ref()) {
+            if let Some(list) = next(&rules, &rule(want), confirmed.as_ref(), &[]) {
                 let dropped = rules.iter().any(|old| !list.contains(old));
                 prop_assert!(!dropped || confirmed.as_ref() == rules.last());
             }

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use super::engine_step::Source;
+use super::mutation::{Mutation, active};
 use super::register::Register;
 use super::rules::{Joined, Rule};
+use super::vote::{Answer, Promise};
 use crate::api::agent::{LeaseBounds, Lsn};
 use crate::api::spec::Durability;
 
@@ -33,9 +36,21 @@ pub struct View<'a> {
     pub engine: &'a EngineState,
     /// The holder's view of the members. Each member that a rule names has an entry.
     pub joined: &'a [Joined],
+    /// What this member promised candidates; it follows nobody while it stands.
+    pub promise: Option<&'a Promise>,
+    /// Until when this member is bound by a hold; None: not known yet, so bound.
+    pub bound_until: Option<Boot>,
+    /// The answers to this candidate's last freeze.
+    pub ballot: Option<&'a Ballot>,
+    /// The history of the holder that the register names, once it told it.
+    pub fork: Option<&'a History>,
+    /// Container id of the holder's that the kubelet reported as terminated. `ContainerStatusUnknown` is none.
+    pub terminated: Option<&'a str>,
+    /// This agent's own container id, once its Pod's status shows it.
+    pub container_id: Option<&'a str>,
     /// The rule that is proven to be in force (the holder only).
     pub confirmed: Option<&'a Rule>,
-    /// Whether the holder said that the WAL which this replica needs next is gone: it can never catch up.
+    /// Whether the WAL that this replica needs is gone at its source, so that only a fresh clone helps.
     pub cannot_follow: bool,
     /// Whether this agent was asked to end.
     pub stopping: bool,
@@ -93,6 +108,72 @@ pub struct Tenure {
     pub renewed: Boot,
     /// When the last attempt to renew was sent, whatever became of it.
     pub attempted: Boot,
+    /// To when the members' holds extend it.
+    pub held_until: Option<Boot>,
+    /// Whether PostgreSQL was writable in it.
+    pub served: bool,
+    /// The end that was begun: a planned hand-over, or a release that was **sent**, whatever became of it. It never goes
+    /// again in this tenure: the write may still arrive, so PostgreSQL must not be started.
+    pub ending: Option<Ending>,
+}
+
+/// A planned end of a tenure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ending {
+    /// Who should be next.
+    pub wish: Option<String>,
+}
+
+/// The answers to a freeze.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ballot {
+    /// The version on which they froze.
+    pub version: String,
+    /// When the round ended.
+    pub at: Boot,
+    /// The answers, the candidate's own among them.
+    pub answers: Vec<Answer>,
+}
+
+/// The history of a holder's data: each timeline before its own with the position at which it was left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// Term of the holder that told it.
+    pub term: i64,
+    /// (timeline, where it was left), oldest first; the last is the holder's own timeline, with no end.
+    pub forks: Vec<(u32, Option<Lsn>)>,
+}
+
+impl History {
+    /// Whether WAL that ends at this position is all in this history.
+    pub fn contains(&self, timeline: u32, end: Lsn) -> bool {
+        self.forks.iter().any(|(id, left)| *id == timeline && left.is_none_or(|left| end <= left))
+    }
+}
+
+impl View<'_> {
+    /// When this agent's tenure ends if nothing happens: by the bounds that stand in the register (others count by these),
+    /// and not later than by those that are to come. None without a tenure.
+    pub fn deadline(&self) -> Option<Boot> {
+        let tenure = self.tenure?;
+        let registered = self.lease.map(|seen| tenure.deadline(&seen.register.bounds));
+        let configured = self.terms.map(|terms| tenure.deadline(&terms.bounds));
+        registered.into_iter().chain(configured).min()
+    }
+
+    /// Whether this agent's tenure is valid by the time.
+    pub fn valid(&self) -> bool {
+        active(Mutation::DeadlineDropped) && self.tenure.is_some()
+            || self.deadline().is_some_and(|deadline| self.now < deadline)
+    }
+
+    /// Whether PostgreSQL died under this holder and another instance can take over: a replica is ready sooner than crash
+    /// recovery. The Lease is given back then, and PostgreSQL must not be started meanwhile.
+    pub fn gives_up(&self) -> bool {
+        *self.engine == EngineState::Stopped
+            && self.tenure.is_some_and(|tenure| tenure.served)
+            && self.terms.is_some_and(|terms| terms.failover && terms.instances.len() > 1)
+    }
 }
 
 impl Tenure {
@@ -103,7 +184,8 @@ impl Tenure {
 
     /// When PostgreSQL has to be stopped.
     pub fn deadline(&self, bounds: &LeaseBounds) -> Boot {
-        self.renewed + Duration::from_secs(u64::from(bounds.renew_deadline))
+        let renewed = self.renewed + Duration::from_secs(u64::from(bounds.renew_deadline));
+        self.held_until.map_or(renewed, |held| held.max(renewed))
     }
 }
 
@@ -118,6 +200,14 @@ pub struct Terms {
     pub k: u32,
     /// Bounds of the Lease.
     pub bounds: LeaseBounds,
+    /// Whether another instance may take over from a holder that did not release.
+    pub failover: bool,
+    /// With `Async`: how many bytes behind the last known position a new primary may be.
+    pub max_lag: u64,
+    /// The instance that should be primary.
+    pub primary: Option<String>,
+    /// Term of the register for which a human accepted that acknowledged writes may be lost.
+    pub accept_loss: Option<i64>,
 }
 
 /// What is on the volume.
@@ -158,9 +248,20 @@ pub struct Member {
     pub system_id: String,
     /// The holder string of the take under which it was writable last; erased before it follows anybody.
     pub proof: Option<String>,
-    /// Timeline of its last checkpoint or WAL.
+    /// Whether it may answer elections. It goes before a clone or rewind begins, and returns when the copy has caught up
+    /// with what the holder reported since.
+    pub marker: bool,
+    /// Whether it was made to follow (`standby.signal`); a promotion ends that.
+    pub standby: bool,
+    /// Whether its end is known: a standby that has replayed what it had, or a clean stop.
+    pub end_known: bool,
+    /// Timelines of its history, its own last.
+    pub history: Vec<u32>,
+    /// Whether a rewind was tried in vain, so that only a fresh clone helps.
+    pub hopeless: bool,
+    /// Timeline of its last record.
     pub timeline: u32,
-    /// End of its WAL as far as known (after a clean stop: exactly).
+    /// End of its WAL, as far as known.
     pub end: Lsn,
 }
 
@@ -176,14 +277,16 @@ pub enum EngineState {
     /// It runs and follows.
     Standby {
         /// Term and address that it is configured to follow; None: nobody.
-        source: Option<super::engine_step::Source>,
+        source: Option<Source>,
+        /// Whether it still replays what was on its disk when it started: it reports less than it has.
+        replaying: bool,
     },
 }
 
 impl EngineState {
     /// Whether it could acknowledge a write now or in a moment.
     pub fn maybe_writable(&self) -> bool {
-        matches!(self, Self::Primary | Self::Busy(Job::StartPrimary | Job::StopPrimary))
+        matches!(self, Self::Primary | Self::Busy(Job::StartPrimary | Job::Promote | Job::StopPrimary))
     }
 }
 
@@ -198,6 +301,10 @@ pub enum Job {
     StartPrimary,
     /// Start that ends following.
     StartStandby,
+    /// Promotion to the timeline of the register.
+    Promote,
+    /// Rewind to the holder's history.
+    Rewind,
     /// Stop of a primary.
     StopPrimary,
     /// Stop of a standby.

@@ -7,9 +7,10 @@ use serde_json::json;
 
 use super::children::lasting;
 use super::{Action, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Lsn, Phase, Report};
+use crate::api::agent::{ClusterConfig, Phase, Report};
 use crate::core::build::{Scope, child};
-use crate::core::election::{Register, Release};
+use crate::core::election::rules::with;
+use crate::core::election::{Register, Release, Rule};
 use crate::core::world::{ChildId, Kind, Known, Volume, World};
 
 /// Plans it.
@@ -95,16 +96,22 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
     }
     let timeline = newest.timeline.unwrap_or(1);
     let known = last_known(&reports).unwrap_or(initial);
+    // The first election after this needs the answers of all: what the register said last may not be known to anybody.
+    let all = Rule::new(reports.iter().filter_map(|report| report.member.clone()), 1);
     Ok(Register {
-        // The holder stays named: by it, and by nothing else, the last primary's data are known.
-        release: Some(Release { timeline, lsn: newest.lsn.unwrap_or(Lsn(0)) }),
+        // The holder stays named: by it, and by nothing else, the last primary's data are known. No end is named: what an
+        // instance that does not run reports may be less than it has.
+        release: Some(Release { timeline, lsn: None, wish: None }),
         // Above every one that an agent still knows, so that none takes it for an older one.
         term: reports.iter().map(|report| report.term).max().unwrap_or(0).max(known.term).saturating_add(1),
-        established: timeline.max(known.established),
+        timeline: timeline.max(known.timeline),
+        established: if known.established > 0 { known.established } else { timeline },
         reserved: timeline.max(known.reserved),
         system_id: newest.system_id.clone(),
         instances: config.instances.clone(),
         durability: config.durability,
+        bounds: config.lease,
+        rules: with(&known.rules, all),
         ..known
     })
 }

@@ -247,7 +247,7 @@ pub fn agents_work(world: &mut World) {
     let register = present(&mut lease.register);
     let holder = register.holder_instance().and_then(|name| names.ordinal(name)).filter(|o| ordinals.contains(o));
     let Some(primary) = holder.or_else(|| ordinals.first().copied()) else {
-        register.release = Some(crate::core::election::Release { timeline: 1, lsn: Lsn(1) });
+        register.release = Some(crate::core::election::Release { timeline: 1, lsn: Some(Lsn(1)), wish: None });
         return;
     };
     if register.released() || holder.is_none() {

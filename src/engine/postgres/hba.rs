@@ -8,6 +8,7 @@ pub fn render(user: &[String]) -> String {
     let mut out = format!(
         "# Written by the agent of Hello Operator: changes are lost. Use spec.postgresql.hba.\n\
          local all {SUPERUSER} peer\n\
+         local replication {SUPERUSER} peer\n\
          local all all reject\n\
          hostssl replication {REPLICATION_USER} all cert\n\
          host all {REPLICATION_USER} all reject\n"
@@ -38,6 +39,7 @@ mod tests {
             lines,
             [
                 "local all postgres peer",
+                "local replication postgres peer",
                 "local all all reject",
                 "hostssl replication streaming_replica all cert",
                 "host all streaming_replica all reject",

@@ -4,6 +4,7 @@
 pub mod conninfo;
 pub mod control;
 pub mod hba;
+pub mod history;
 pub mod logline;
 pub mod quote;
 pub mod settings;

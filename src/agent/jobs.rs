@@ -1,0 +1,476 @@
+//! Long acts on PostgreSQL: one job at a time, beside the loop, and what their end means.
+
+use std::time::Duration;
+
+use super::Error;
+use super::bootstrap::{Wish, bootstrap, control};
+use super::clone::clone;
+use super::conf::Aim;
+use super::fence::Fence;
+use super::history::{forget_reserved, reserve};
+use super::peers::Peers;
+use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
+use super::process::boottime;
+use super::run::{Agent, Event, Task, random_word};
+use super::sql::Socket;
+use super::volume::Staged;
+use crate::api::agent::{HandOverReason, Phase};
+use crate::core::election::{Data, Ending, EngineState, Job, Source, SyncSetting, rules};
+use crate::engine::postgres::control::ControlData;
+use crate::engine::postgres::{slots, sync_names};
+
+/// How long a shutdown in order may take before everything is killed.
+const SHUTDOWN: Duration = Duration::from_secs(40);
+/// How long the checkpoint before a shutdown may take; without it the shutdown itself takes longer.
+const CHECKPOINT: Duration = Duration::from_secs(10);
+/// How long a promotion may take: it replays what is left.
+const PROMOTION: Duration = Duration::from_mins(1);
+/// How long a clone waits for the word of the primary's agent.
+const FIRST_WORD: Duration = Duration::from_secs(20);
+
+/// The job under way.
+pub(super) struct JobTask {
+    pub(super) job: Job,
+    pub(super) source: Option<Source>,
+    serial: u64,
+    _task: Task,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub enum JobEnd {
+    /// A bootstrap.
+    Bootstrap(Result<Staged, Error>),
+    /// A clone: member id and system identifier.
+    Clone(Result<(String, String), Error>),
+    /// A start.
+    Started(Result<(), Error>),
+    /// A promotion: the timeline.
+    Promoted(Result<u32, Error>),
+    /// A stop; whether it was in order, and what the control file says.
+    Stopped(bool, Result<ControlData, Error>),
+}
+
+impl Agent {
+    pub(super) fn begin(
+        &mut self,
+        job: Job,
+        source: Option<Source>,
+        work: impl Future<Output = JobEnd> + Send + 'static,
+    ) {
+        let events = self.events.clone();
+        self.jobs_begun += 1;
+        let serial = self.jobs_begun;
+        let task = tokio::spawn(async move {
+            let end = work.await;
+            let _ = events.send(Event::Job(serial, Box::new(end))).await;
+        });
+        self.job = Some(JobTask { job, source, serial, _task: Task(task) });
+        self.engine = EngineState::Busy(job);
+    }
+
+    pub(super) fn bootstrap(&mut self) -> Result<(), Error> {
+        let Some(config) = &self.config else { return Ok(()) };
+        let mut owner = self.place.secrets.credentials("app")?;
+        owner.username.clone_from(&config.spec.postgresql.owner);
+        let wish = Wish {
+            member: self.me.member_for(&self.me.instance),
+            superuser: self.place.secrets.credentials("superuser")?,
+            owner,
+            database: config.spec.postgresql.database.clone(),
+            init_sql: config.spec.postgresql.init_sql.clone(),
+            private: std::env::temp_dir().join("hello-bootstrap"),
+        };
+        tracing::info!("makes the first data directory");
+        let (processes, layout) = (self.processes.clone(), self.place.layout.clone());
+        self.begin(Job::Bootstrap, None, async move { JobEnd::Bootstrap(bootstrap(&processes, &layout, &wish).await) });
+        Ok(())
+    }
+
+    pub(super) fn clone_data(&mut self, source: Source, planned: Option<String>) -> Result<(), Error> {
+        let Some(config) = self.config.clone() else { return Ok(()) };
+        if self.state.marker {
+            // What stands here answers no election any more: its place will be taken.
+            self.give_up_data()?;
+        }
+        let member = planned.unwrap_or_else(|| format!("{}-{}", self.me.instance, random_word()));
+        tracing::info!(from = %source.instance, member, "copies the primary's data");
+        let (processes, place, from) = (self.processes.clone(), self.place.clone(), source.clone());
+        let (lease, peers) = (self.lease_api.clone(), self.peers.clone());
+        self.begin(Job::Clone, Some(source), async move {
+            let work = async {
+                // The Lease names its address before it takes connections.
+                wait_for_primary(&peers, &from).await;
+                still_holds(&lease, &from).await?;
+                let upstream = place.upstream(&config, &from)?;
+                let system_id = clone(&processes, &place.layout, &upstream, &member).await?;
+                Ok((member, system_id))
+            };
+            JobEnd::Clone(work.await)
+        });
+        Ok(())
+    }
+
+    /// Brings data that went another way back into the holder's history.
+    pub(super) fn rewind(&mut self, source: Source) -> Result<(), Error> {
+        tracing::warn!(from = %source.instance, "this data went another way than the primary's: it is cloned anew");
+        self.give_up_data()
+    }
+
+    /// Makes the standby take writes, on exactly this timeline.
+    pub(super) fn promote(&mut self, target: u32) -> Result<(), Error> {
+        let (Some(config), Some(sync), Some(postmaster)) = (&self.config, self.sync_setting(), &self.postmaster) else {
+            return Ok(());
+        };
+        let Data::Present(member) = &self.data else { return Ok(()) };
+        if !member.end_known {
+            return Ok(());
+        }
+        tracing::info!(timeline = target, "is promoted");
+        let pgdata = self.place.layout.pgdata();
+        reserve(&pgdata, member.timeline, target)?;
+        // It stands in the configuration before the first write: not even the first commit is alone.
+        let names = sync_names::any(sync.k, &sync.members);
+        let chosen = self.chosen(config);
+        let files = self.place.files(config, &chosen, &Aim::Promotion(sync.clone()))?;
+        files.write(&pgdata)?;
+        self.duties.wrote(chosen, &Aim::Primary(sync), Files { standby: false, ..files });
+        postmaster.reload();
+        let slots = self.slots_of_members();
+        let (socket, fence) = (self.place.socket.clone(), self.fence.clone());
+        self.begin(Job::Promote, None, async move {
+            JobEnd::Promoted(promotion(&socket, &fence, &names, &slots, target).await)
+        });
+        Ok(())
+    }
+
+    /// Slots of the members that will follow, so that none has to wait for its own.
+    fn slots_of_members(&self) -> Vec<String> {
+        let rule = self.register().and_then(|register| register.rule());
+        rule.map(|rule| rule.members.iter().map(|member| slots::of(member)).collect()).unwrap_or_default()
+    }
+
+    /// What commits wait for, by the present rule and who has joined.
+    pub(super) fn sync_setting(&self) -> Option<SyncSetting> {
+        let (register, terms) = (self.register()?, self.terms.as_ref()?);
+        let joined = self.members.joined(register, &terms.instances, boottime());
+        register.rule().map(|rule| rules::setting(rule, &joined))
+    }
+
+    pub(super) fn start_primary(&mut self) -> Result<(), Error> {
+        let (Some(config), Some(sync)) = (&self.config, self.sync_setting()) else { return Ok(()) };
+        // It stands in the configuration before the first connection: not even the first commit is alone.
+        let aim = Aim::Primary(sync);
+        let chosen = self.chosen(config);
+        let files = self.place.files(config, &chosen, &aim)?;
+        files.write(&self.place.layout.pgdata())?;
+        self.duties.wrote(chosen, &aim, files);
+        tracing::info!("starts PostgreSQL as the primary");
+        let fence = self.fence.clone();
+        self.launch(Job::StartPrimary, None, move || fence.open())
+    }
+
+    pub(super) fn start_standby(&mut self, source: Option<Source>) -> Result<(), Error> {
+        let Some(config) = &self.config else { return Ok(()) };
+        let aim = self.standby_aim(source.clone());
+        let chosen = self.chosen(config);
+        let files = self.place.files(config, &chosen, &aim)?;
+        files.write(&self.place.layout.pgdata())?;
+        self.duties.wrote(chosen, &aim, files);
+        if let Data::Present(member) = &self.data {
+            forget_reserved(&self.place.layout.pgdata(), member.timeline)?;
+        }
+        tracing::info!(
+            follows = source.as_ref().map(|source| source.instance.as_str()),
+            "starts PostgreSQL as a replica"
+        );
+        self.launch(Job::StartStandby, source, || true)
+    }
+
+    pub(super) fn standby_aim(&self, source: Option<Source>) -> Aim {
+        Aim::Standby { member: self.state.member.clone().unwrap_or_default(), source, critical: self.critical }
+    }
+
+    fn launch(&mut self, job: Job, source: Option<Source>, allowed: impl Fn() -> bool) -> Result<(), Error> {
+        let pgdata = self.place.layout.pgdata();
+        let postmaster = Postmaster::start(&self.processes, &pgdata, &self.place.socket, allowed)?;
+        self.postmaster = Some(postmaster.clone());
+        let socket = self.place.socket.clone();
+        self.begin(job, source, async move {
+            // Recovery may take as long as it takes, so only its end or PostgreSQL's ends this. A replica counts as started
+            // as soon as it has read its configuration: it may need a primary before it answers.
+            let ready = async {
+                loop {
+                    if accepts_sessions(&pgdata) && socket.open("postgres").await.is_ok()
+                        || job == Job::StartStandby && pgdata.join("postmaster.pid").exists()
+                    {
+                        return Ok(());
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            let outcome = tokio::select! {
+                biased;
+                status = postmaster.wait() => Err(Error::Program {
+                    program: "PostgreSQL".into(),
+                    outcome: format!(
+                        "ended while it started ({}): {}",
+                        status.map_or_else(|| "?".into(), |status| status.to_string()),
+                        postmaster.complaint()
+                    ),
+                }),
+                outcome = ready => outcome,
+            };
+            JobEnd::Started(outcome)
+        });
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self) {
+        let Some(postmaster) = self.postmaster.clone() else {
+            self.engine = EngineState::Stopped;
+            return;
+        };
+        let primary = matches!(self.engine, EngineState::Primary);
+        let (processes, socket) = (self.processes.clone(), self.place.socket.clone());
+        let pgdata = self.place.layout.pgdata();
+        // A start that is given up may have come far enough to be writable.
+        let writable = self.engine.maybe_writable();
+        let job = if writable { Job::StopPrimary } else { Job::StopStandby };
+        self.begin(job, None, async move {
+            if primary && let Ok(session) = socket.open("postgres").await {
+                // The bulk is written while clients go on; the shutdown's own checkpoint is short then.
+                let _ = session.run_within("a checkpoint", "CHECKPOINT", CHECKPOINT).await;
+            }
+            let clean = postmaster.stop(&processes, SHUTDOWN).await;
+            JobEnd::Stopped(clean, control(&processes, &pgdata).await)
+        });
+    }
+
+    pub(super) fn restart_postgres(&mut self, id: String) -> Result<bool, Error> {
+        match self.engine {
+            EngineState::Primary | EngineState::Standby { .. } => {
+                self.remember(|state| state.restarted_for = Some(id))?;
+                self.restart = None;
+                self.tenure_ends(HandOverReason::Switchover);
+                // With another instance to take over, a restart of the primary is a hand-over: that is quicker.
+                let others = self.terms.as_ref().is_some_and(|terms| terms.failover && terms.instances.len() > 1);
+                if let Some(tenure) = self.tenure.as_mut().filter(|_| others) {
+                    tenure.ending = Some(Ending { wish: self.members.ready().into_iter().next() });
+                }
+                self.stop();
+                Ok(false)
+            }
+            EngineState::Stopped if boottime() >= self.not_before => {
+                // It will start, or wait for what it needs, with everything new.
+                self.remember(|state| state.restarted_for = Some(id))?;
+                self.restart = None;
+                Ok(false)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The agent ends: a copy in the making is of no use, and a start is undone.
+    pub(super) async fn give_up_what_is_begun(&mut self) {
+        match self.job.as_ref().map(|task| task.job) {
+            Some(Job::Bootstrap | Job::Clone | Job::Rewind) => {
+                self.job = None;
+                kill(&self.processes).await;
+                self.engine = EngineState::Stopped;
+            }
+            Some(Job::StartPrimary | Job::StartStandby | Job::Promote) => {
+                self.job = None;
+                self.stop();
+            }
+            Some(Job::StopPrimary | Job::StopStandby) | None => {
+                if self.job.is_none() && self.engine == EngineState::Busy(Job::StopPrimary) {
+                    self.cleared_away().await;
+                }
+            }
+        }
+    }
+
+    pub(super) async fn job_ended(&mut self, serial: u64, end: JobEnd) {
+        // The last word of a job that was given up is not about what runs now.
+        let Some(task) = self.job.take_if(|task| task.serial == serial) else { return };
+        let (job, source) = (task.job, task.source.clone());
+        match end {
+            JobEnd::Bootstrap(Ok(staged)) => {
+                self.engine = EngineState::Stopped;
+                self.data = Data::Staged { system_id: staged.system_id.clone(), member: staged.member.clone() };
+                let stored = self.remember(|state| state.staged = Some(staged));
+                self.done_or_failed(stored);
+            }
+            JobEnd::Clone(Ok((member, system_id))) => {
+                self.engine = EngineState::Stopped;
+                let adopted = self.adopt_clone(member, &system_id).await;
+                self.done_or_failed(adopted);
+            }
+            JobEnd::Bootstrap(Err(error)) | JobEnd::Clone(Err(error)) => {
+                self.engine = EngineState::Stopped;
+                self.fail(&error);
+            }
+            JobEnd::Started(Ok(())) => {
+                if let Some(chosen) = self.duties.started_with() {
+                    let stored = self.accept(chosen);
+                    self.done_or_failed(stored);
+                }
+                if job == Job::StartPrimary {
+                    self.takes_writes();
+                } else {
+                    self.end_is_unknown();
+                    if let Data::Present(member) = &mut self.data {
+                        member.standby = true;
+                    }
+                    self.engine = EngineState::Standby { source, replaying: true };
+                }
+            }
+            JobEnd::Promoted(Ok(timeline)) => {
+                if let Data::Present(member) = &mut self.data {
+                    (member.standby, member.timeline) = (false, timeline);
+                    member.history.push(timeline);
+                }
+                self.takes_writes();
+            }
+            JobEnd::Promoted(Err(error)) => {
+                // It may be writable by now, or be so in a moment.
+                self.tenure_ends(HandOverReason::PostgresDied);
+                self.fail(&error);
+                self.cleared_away().await;
+            }
+            JobEnd::Started(Err(error)) => {
+                // A configuration that it never started with may be why; then the last good one serves meanwhile.
+                if let Some(chosen) = self.duties.started_with() {
+                    self.reject(&chosen, &error.to_string());
+                }
+                self.fail(&error);
+                self.cleared_away().await;
+            }
+            JobEnd::Stopped(clean, control) => {
+                if !clean {
+                    tracing::warn!("PostgreSQL did not stop in order and was killed");
+                }
+                self.postmaster = None;
+                self.observation = None;
+                self.engine = EngineState::Stopped;
+                let before = self.data.clone();
+                match control {
+                    Ok(control) => self.data = self.present(&control),
+                    Err(error) => self.fail(&error),
+                }
+                // A standby that stood still when it was stopped ends where it stood.
+                if let (Data::Present(before), Data::Present(member)) = (before, &mut self.data)
+                    && clean
+                    && job == Job::StopStandby
+                    && before.end_known
+                {
+                    (member.timeline, member.end, member.end_known) = (before.timeline, before.end, true);
+                    member.history = before.history;
+                }
+            }
+        }
+    }
+
+    fn takes_writes(&mut self) {
+        tracing::info!("PostgreSQL takes writes");
+        self.engine = EngineState::Primary;
+        self.succeeded();
+        if let Some(tenure) = &mut self.tenure {
+            tenure.served = true;
+        }
+    }
+
+    fn done_or_failed(&mut self, outcome: Result<(), Error>) {
+        match outcome {
+            Ok(()) => self.succeeded(),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// The copy is complete and synced: it becomes this instance's data, in one step. It holds nothing yet that it could have
+    /// acknowledged, so it has no marker and no proof.
+    async fn adopt_clone(&mut self, member: String, system_id: &str) -> Result<(), Error> {
+        let expected = self.register().and_then(|register| register.system_id.clone());
+        if expected.as_deref() != Some(system_id) {
+            return Err(Error::Invalid {
+                what: "the copy",
+                message: format!("its system identifier {system_id} is not this cluster's"),
+            });
+        }
+        // Until the copy stands there, what stands there is given up.
+        self.remember(|state| {
+            (state.member, state.marker, state.proof, state.hopeless) = (Some(member), false, None, true);
+        })?;
+        self.place.layout.go_live(&self.lock)?;
+        self.remember(|state| (state.hopeless, state.fresh) = (false, None))?;
+        (self.cannot_follow, self.elections.marker_gone) = (false, boottime());
+        self.look_at_volume().await
+    }
+}
+
+/// Waits until the agent of the holder says that PostgreSQL takes writes, but not for ever: it may be unreachable for us
+/// while PostgreSQL is not.
+async fn wait_for_primary(peers: &Peers, source: &Source) {
+    let end = boottime() + FIRST_WORD;
+    while boottime() < end {
+        let heard = peers.ask(vec![source.instance.clone()]).await;
+        if heard.iter().any(|heard| heard.report.phase == Phase::Primary && heard.report.term == source.term) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+}
+
+/// Who is about to be followed is the holder by a consistent read, not only by a watch that may be late.
+async fn still_holds(lease: &super::lease::LeaseApi, source: &Source) -> Result<(), Error> {
+    let gone = |message: &str| Error::Invalid { what: "the Lease", message: message.into() };
+    let lease = lease.get().await?.ok_or_else(|| gone("it is gone"))?;
+    let register = crate::core::election::Register::from_lease(&lease).map_err(|error| gone(&error.to_string()))?;
+    let same = register.term == source.term && register.holder_instance() == Some(source.instance.as_str());
+    if same && !register.released() { Ok(()) } else { Err(gone("another instance holds it now")) }
+}
+
+/// Promotes the running standby, and has seen it take writes on this timeline.
+async fn promotion(socket: &Socket, fence: &Fence, names: &str, slots: &[String], timeline: u32) -> Result<u32, Error> {
+    let end = tokio::time::Instant::now() + PROMOTION;
+    let late = || Error::Timeout("the promotion".into());
+    let session = loop {
+        // A session has the configuration that the postmaster had when it was opened.
+        let session = socket.open("postgres").await?;
+        if session.setting("synchronous_standby_names").await? == names {
+            break session;
+        }
+        if tokio::time::Instant::now() >= end {
+            return Err(late());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    // A query in conflict with the replay would hold it up.
+    session.terminate_clients().await?;
+    let present = session.slots().await?;
+    for slot in slots.iter().filter(|name| !present.iter().any(|slot| slot.name == **name)) {
+        session.run("a slot", &format!("SELECT pg_create_physical_replication_slot('{slot}', true)")).await?;
+    }
+    if !fence.open() {
+        return Err(Error::Program { program: "the promotion".into(), outcome: "there is no valid Lease".into() });
+    }
+    session.run("a promotion", "SELECT pg_promote(false)").await?;
+    loop {
+        let status = session.status().await?;
+        if !status.in_recovery {
+            return if status.timeline == Some(timeline) {
+                Ok(timeline)
+            } else {
+                Err(Error::Invalid {
+                    what: "the timeline after the promotion",
+                    message: format!("{:?} in place of {timeline}", status.timeline),
+                })
+            };
+        }
+        if tokio::time::Instant::now() >= end {
+            return Err(late());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
