@@ -142,6 +142,7 @@ async fn define(running: &mut Running, layout: &Layout, wish: &Wish) -> Result<(
     session
         .run("its roles", &format!("CREATE ROLE {REPLICATION_USER} LOGIN REPLICATION; CREATE ROLE {owner} LOGIN"))
         .await?;
+    session.run("the rights of its replicas", &rewind_sql()).await?;
     session.run("its owner", &password_sql(&wish.owner.username, &wish.owner.password)).await?;
     let create = format!("CREATE DATABASE {database} OWNER {owner}");
     session.run_within("its database", &create, START_LIMIT).await?;
@@ -160,6 +161,19 @@ async fn define(running: &mut Running, layout: &Layout, wish: &Wish) -> Result<(
         })?;
     }
     Ok(())
+}
+
+/// The statement that lets a replica be rewound to this data: it reads files one by one. It may copy all of them at once
+/// anyway, by its right to replicate.
+fn rewind_sql() -> String {
+    let functions = [
+        "pg_ls_dir(text, boolean, boolean)",
+        "pg_stat_file(text, boolean)",
+        "pg_read_binary_file(text)",
+        "pg_read_binary_file(text, bigint, bigint, boolean)",
+    ]
+    .map(|function| format!("pg_catalog.{function}"));
+    format!("GRANT EXECUTE ON FUNCTION {} TO {REPLICATION_USER}", functions.join(", "))
 }
 
 /// The statement that gives a role a password. PostgreSQL gets a verifier only, so that no log can hold the password.

@@ -68,7 +68,7 @@ pub(super) struct Duties {
     reloading: Turn,
     loaded: i64,
     pending: Vec<String>,
-    peers: Turn,
+    peers: BTreeMap<String, Turn>,
     slots: Turn,
     floor: Turn,
     strange_slots: BTreeMap<String, Boot>,
@@ -108,7 +108,7 @@ impl Duties {
             reloading: Turn::default(),
             loaded: 0,
             pending: Vec::new(),
-            peers: Turn::default(),
+            peers: BTreeMap::new(),
             slots: Turn::default(),
             floor: Turn::default(),
             strange_slots: BTreeMap::new(),
@@ -306,22 +306,23 @@ impl Agent {
         });
     }
 
+    /// Asks each of the others for itself: one that does not answer holds up nobody.
     fn ask_peers(&mut self) {
-        if !self.duties.peers.due() {
-            return;
-        }
         let (Some(terms), Some(tenure)) = (&self.terms, &self.tenure) else { return };
-        let others: Vec<String> =
-            terms.instances.iter().filter(|instance| **instance != self.me.instance).cloned().collect();
-        if others.is_empty() {
-            return;
+        let term = tenure.term;
+        self.duties.peers.retain(|instance, _| terms.instances.contains(instance));
+        for instance in terms.instances.iter().filter(|instance| **instance != self.me.instance) {
+            let turn = self.duties.peers.entry(instance.clone()).or_default();
+            if !turn.due() {
+                continue;
+            }
+            turn.begin();
+            let (peers, events, instance) = (self.peers.clone(), self.events.clone(), instance.clone());
+            tokio::spawn(async move {
+                let heard = peers.ask(vec![instance.clone()]).await.pop();
+                let _ = events.send(Event::Heard(instance, heard.map(Box::new), term)).await;
+            });
         }
-        self.duties.peers.begin();
-        let (peers, events, term) = (self.peers.clone(), self.events.clone(), tenure.term);
-        tokio::spawn(async move {
-            let heard = peers.ask(others.clone()).await;
-            let _ = events.send(Event::Heard(heard, others, term)).await;
-        });
     }
 
     fn prove_rule(&mut self) {
@@ -487,14 +488,22 @@ impl Agent {
                     self.observation = None;
                 }
             }
-            Event::Heard(heard, asked, term) => {
-                let complete =
-                    self.terms.as_ref().is_some_and(|terms| self.members.complete(&terms.instances, &self.me.instance));
-                self.duties.peers.end(if complete { PEERS_EVERY } else { PEERS_EAGER });
+            Event::Heard(instance, heard, term) => {
+                let complete = heard.is_none()
+                    || self
+                        .terms
+                        .as_ref()
+                        .is_some_and(|terms| self.members.complete(&terms.instances, &self.me.instance));
+                let pause = if complete { PEERS_EVERY } else { PEERS_EAGER };
+                if let Some(turn) = self.duties.peers.get_mut(&instance) {
+                    turn.end(pause);
+                }
+                self.wake_after(pause);
                 if self.tenure.as_ref().is_some_and(|tenure| tenure.term == term) {
                     let system_id = self.data.system_id().map(ToOwned::to_owned);
                     let timeline = self.register().map(|register| register.timeline);
-                    self.members.hear(heard, term, timeline, system_id.as_deref(), &asked);
+                    let heard = heard.map(|heard| *heard).into_iter().collect();
+                    self.members.hear(heard, term, timeline, system_id.as_deref(), &[instance]);
                 }
             }
             Event::Confirmed(rule, setting, outcome) => {
@@ -597,6 +606,7 @@ impl Agent {
         report.pending_restart.clone_from(&self.duties.pending);
         report.restarted_for.clone_from(&self.state.restarted_for);
         report.disk = self.place.layout.disk().ok();
+        report.rejoined.clone_from(&self.state.rejoined);
         report.draining = self.stopping.is_some();
         report.election = self.election_report();
         if let Some(tenure) = &self.tenure {

@@ -45,9 +45,10 @@ struct Waiting {
 struct Campaign {
     version: String,
     began: Boot,
-    own: Option<Option<Answer>>,
-    others: Vec<Answer>,
-    /// How many have not answered yet.
+    answers: Vec<Answer>,
+    /// Own member id, when this member stands in its own election.
+    own: Option<String>,
+    /// How many have not answered yet, this member among them.
     open: usize,
 }
 
@@ -110,7 +111,11 @@ impl Agent {
             Asker::Peer(sender) => drop(sender.send(answer)),
             Asker::Own => {
                 if let Some(campaign) = self.elections.campaign.as_mut().filter(|own| own.version == version) {
-                    campaign.own = Some(answer.ok());
+                    if let Ok(answer) = answer {
+                        campaign.own = Some(answer.member.clone());
+                        campaign.answers.push(answer);
+                    }
+                    campaign.open = campaign.open.saturating_sub(1);
                 }
             }
         }
@@ -124,10 +129,15 @@ impl Agent {
             let stands = self.state.promise.as_ref().is_some_and(|promise| promise.stands(&waiting.version));
             let draining = self.stopping.is_some();
             let backlog = self.backlog();
+            if !stands {
+                // The Lease has changed meanwhile: nobody can use the answer any more.
+                self.give(waiting.asker, &waiting.version, Err(NoAnswer::Busy));
+                continue;
+            }
             let judged = self.decide(|view| {
                 may_freeze(view).map(|member| {
                     let stopped = *view.engine == EngineState::Stopped;
-                    (still && stands && (member.end_known || stopped))
+                    (still && (member.end_known || stopped))
                         .then(|| answer(view, member, &waiting.version, backlog, draining))
                 })
             });
@@ -168,15 +178,15 @@ impl Agent {
         self.elections.campaign = Some(Campaign {
             version: version.to_owned(),
             began: boottime(),
+            answers: Vec::new(),
             own: None,
-            others: Vec::new(),
-            open: others.len(),
+            open: others.len() + 1,
         });
         for instance in others {
             let (peers, events, asked) = (self.peers.clone(), self.events.clone(), version.to_owned());
             tokio::spawn(async move {
                 let answer = tokio::time::timeout(FREEZE, peers.freeze(&instance, &asked)).await.ok().flatten();
-                let _ = events.send(Event::Answered(asked, answer)).await;
+                let _ = events.send(Event::Answered(asked, answer.map(Box::new))).await;
             });
         }
         self.wake_after(PATIENCE);
@@ -185,9 +195,9 @@ impl Agent {
     }
 
     /// Another member answered this agent's own freeze, or did not.
-    pub(super) fn answered(&mut self, version: &str, answer: Option<Answer>) {
+    pub(super) fn answered(&mut self, version: &str, answer: Option<Box<Answer>>) {
         if let Some(campaign) = self.elections.campaign.as_mut().filter(|campaign| campaign.version == version) {
-            campaign.others.extend(answer);
+            campaign.answers.extend(answer.map(|answer| *answer));
             campaign.open = campaign.open.saturating_sub(1);
         }
         self.count();
@@ -196,13 +206,12 @@ impl Agent {
     /// Ends the ballot when all have answered, or when those who have are enough and the rest had their time.
     fn count(&mut self) {
         let Some(campaign) = &self.elections.campaign else { return };
-        let Some(own) = &campaign.own else { return };
-        let answers: Vec<Answer> = own.iter().chain(&campaign.others).cloned().collect();
+        let answers = &campaign.answers;
         if campaign.open > 0 {
             let enough = boottime() >= campaign.began + PATIENCE
-                && self.register().zip(own.as_ref()).zip(self.terms.as_ref()).is_some_and(
+                && self.register().zip(campaign.own.as_ref()).zip(self.terms.as_ref()).is_some_and(
                     |((register, own), terms)| {
-                        judge(register, &campaign.version, &own.member, &answers, terms.max_lag) == Verdict::Take
+                        judge(register, &campaign.version, own, answers, terms.max_lag) == Verdict::Take
                     },
                 );
             if !enough {
@@ -212,8 +221,8 @@ impl Agent {
         let who: Vec<String> =
             answers.iter().map(|answer| format!("{} {}:{}", answer.instance, answer.timeline, answer.end)).collect();
         tracing::info!(answers = %who.join(", "), "the ballot of the election");
-        self.elections.ballot = Some(Ballot { version: campaign.version.clone(), at: boottime(), answers });
-        self.elections.campaign = None;
+        let Some(Campaign { version, answers, .. }) = self.elections.campaign.take() else { return };
+        self.elections.ballot = Some(Ballot { version, at: boottime(), answers });
     }
 
     /// A consistent read, or a write of our own, showed this version; `sent` is when it was sent.
@@ -297,12 +306,12 @@ impl Agent {
         let (peers, events) = (self.peers.clone(), self.events.clone());
         tokio::spawn(async move {
             let heard = peers.ask(vec![holder]).await;
-            let _ = events.send(Event::HolderSaid(heard.into_iter().next())).await;
+            let _ = events.send(Event::HolderSaid(heard.into_iter().next().map(Box::new))).await;
         });
     }
 
     /// The holder answered, or did not.
-    pub(super) fn holder_said(&mut self, heard: Option<super::peers::Heard>) {
+    pub(super) fn holder_said(&mut self, heard: Option<Box<super::peers::Heard>>) {
         self.elections.asking = false;
         let Some(report) = heard.map(|heard| heard.report) else { return };
         if report.phase == Phase::Primary && !report.history.is_empty() {

@@ -83,8 +83,9 @@ impl Agent {
         self.holds.asked = now;
         let question = HoldRequest { holder: self.me.holder(), term: tenure.term };
         let generation = self.holds.generation;
-        for instance in terms.instances.iter().filter(|name| **name != self.me.instance).cloned() {
+        for instance in terms.instances.iter().filter(|name| **name != self.me.instance) {
             let (peers, events, question) = (self.peers.clone(), self.events.clone(), question.clone());
+            let instance = instance.clone();
             tokio::spawn(async move {
                 if let Some(answer) = peers.hold(&instance, &question).await {
                     let _ = events.send(Event::Held(generation, now, answer)).await;

@@ -13,8 +13,9 @@ use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
 use super::process::boottime;
 use super::run::{Agent, Event, Task, random_word};
 use super::sql::Socket;
+use super::tenure::now;
 use super::volume::Staged;
-use crate::api::agent::{HandOverReason, Phase};
+use crate::api::agent::{HandOverReason, Phase, Rejoin, Rejoined};
 use crate::core::election::{Data, Ending, EngineState, Job, Source, SyncSetting, rules};
 use crate::engine::postgres::control::ControlData;
 use crate::engine::postgres::{slots, sync_names};
@@ -91,7 +92,7 @@ impl Agent {
         let Some(config) = self.config.clone() else { return Ok(()) };
         if self.state.marker {
             // What stands here answers no election any more: its place will be taken.
-            self.give_up_data()?;
+            self.give_up_data(&self.given_up.clone().unwrap_or_default())?;
         }
         let member = planned.unwrap_or_else(|| format!("{}-{}", self.me.instance, random_word()));
         tracing::info!(from = %source.instance, member, "copies the primary's data");
@@ -114,7 +115,7 @@ impl Agent {
     /// Brings data that went another way back into the holder's history.
     pub(super) fn rewind(&mut self, source: Source) -> Result<(), Error> {
         tracing::warn!(from = %source.instance, "this data went another way than the primary's: it is cloned anew");
-        self.give_up_data()
+        self.give_up_data("its history is not the primary's")
     }
 
     /// Makes the standby take writes, on exactly this timeline.
@@ -403,7 +404,11 @@ impl Agent {
             (state.member, state.marker, state.proof, state.hopeless) = (Some(member), false, None, true);
         })?;
         self.place.layout.go_live(&self.lock)?;
-        self.remember(|state| (state.hopeless, state.fresh) = (false, None))?;
+        let rejoined = self.given_up.take().map(|reason| Rejoined { how: Rejoin::Recloned, at: now(), reason });
+        self.remember(|state| {
+            (state.hopeless, state.fresh) = (false, None);
+            state.rejoined = rejoined.or(state.rejoined.take());
+        })?;
         (self.cannot_follow, self.elections.marker_gone) = (false, boottime());
         self.look_at_volume().await
     }

@@ -124,6 +124,16 @@ impl Processes {
         }
         complete
     }
+
+    /// Whether nothing below this process but the killer will ever run an instruction of its own: it ended, or it was killed
+    /// and waits within the kernel, for a disk that hangs. Nothing is acknowledged any more then. But what it has under way
+    /// may still reach the disk, so nothing is started on its data before it is gone.
+    pub fn doomed(&self) -> bool {
+        let reach = Reach { agent: std::process::id(), everything: false };
+        let all = snapshot();
+        let (direct, rest) = reach.split(&all, self.known().killer);
+        direct.iter().chain(&rest).all(|process| process.killed)
+    }
 }
 
 /// Which processes a kill is about.
@@ -142,26 +152,27 @@ impl Reach {
     /// everything else dies, then they. `spared` lives on.
     pub fn kill(self, limit: Duration, spared: impl Fn() -> Option<i32>) -> bool {
         let end = std::time::Instant::now() + limit;
-        let mut rest_was_empty = false;
+        let mut rest_was_killed = false;
         loop {
             let all = snapshot();
             let (direct, rest) = self.split(&all, spared());
-            for pid in &direct {
-                signal(*pid, Signal::STOP);
+            for process in direct.iter().filter(|process| !process.killed) {
+                signal(process.pid, Signal::STOP);
             }
-            for pid in &rest {
-                signal(*pid, Signal::KILL);
+            for process in &rest {
+                signal(process.pid, Signal::KILL);
             }
             // Two looks in a row: what forked between the look and the stop is seen at the second.
-            if rest.is_empty() && rest_was_empty {
-                for pid in &direct {
-                    signal(*pid, Signal::KILL);
+            let rest_is_killed = rest.iter().all(|process| process.killed);
+            if rest_is_killed && rest_was_killed {
+                for process in &direct {
+                    signal(process.pid, Signal::KILL);
                 }
-                if direct.is_empty() {
+                if direct.is_empty() && rest.is_empty() {
                     return true;
                 }
             }
-            rest_was_empty = rest.is_empty();
+            rest_was_killed = rest_is_killed;
             if std::time::Instant::now() >= end {
                 return false;
             }
@@ -169,15 +180,15 @@ impl Reach {
         }
     }
 
-    /// The living ones: direct children, and the rest of those that must die.
-    fn split(self, all: &[Seen], spared: Option<i32>) -> (Vec<i32>, Vec<i32>) {
-        let dies = |process: &&Seen| {
+    /// Those that have not ended: direct children, and the rest of those that must die.
+    fn split(self, all: &[Seen], spared: Option<i32>) -> (Vec<Seen>, Vec<Seen>) {
+        let dies = |process: &Seen| {
             !process.zombie && Some(process.pid) != spared && u32::try_from(process.pid) != Ok(self.agent)
         };
-        let direct: Vec<i32> =
-            all.iter().filter(dies).filter(|process| process.parent == self.agent).map(|process| process.pid).collect();
+        let is_direct = |process: &Seen| dies(process) && process.parent == self.agent;
+        let direct: Vec<Seen> = all.iter().copied().filter(is_direct).collect();
         let rest = if self.everything {
-            all.iter().filter(dies).map(|process| process.pid).filter(|pid| !direct.contains(pid)).collect()
+            all.iter().copied().filter(|process| dies(process) && !is_direct(process)).collect()
         } else {
             descendants(all, &direct)
         };
@@ -232,6 +243,8 @@ pub struct Seen {
     pub parent: u32,
     /// Whether it ended and was not reaped yet.
     pub zombie: bool,
+    /// Whether it was killed, and will end as soon as the kernel lets it.
+    pub killed: bool,
 }
 
 /// All processes.
@@ -254,20 +267,23 @@ fn parse_stat(pid: i32, stat: &str) -> Option<Seen> {
     // The name in parentheses may hold anything, so count from the last one.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
-    Some(Seen { pid, parent: fields.next()?.parse().ok()?, zombie: matches!(state, "Z" | "X") })
+    let parent = fields.next()?.parse().ok()?;
+    let pending: u64 = fields.nth(26)?.parse().ok()?;
+    let kill = 1 << (Signal::KILL.as_raw() - 1);
+    Some(Seen { pid, parent, zombie: matches!(state, "Z" | "X"), killed: pending & kill != 0 })
 }
 
-/// Living processes below `roots`, without the roots.
-fn descendants(all: &[Seen], roots: &[i32]) -> Vec<i32> {
-    let mut found: Vec<i32> = Vec::new();
-    let mut parents: Vec<u32> = roots.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
+/// Those below `roots` that have not ended, without the roots.
+fn descendants(all: &[Seen], roots: &[Seen]) -> Vec<Seen> {
+    let mut found: Vec<Seen> = Vec::new();
+    let mut parents: Vec<u32> = roots.iter().filter_map(|process| u32::try_from(process.pid).ok()).collect();
     while let Some(parent) = parents.pop() {
         for process in all.iter().filter(|process| process.parent == parent) {
-            if found.contains(&process.pid) {
+            if found.contains(process) {
                 continue;
             }
             if !process.zombie {
-                found.push(process.pid);
+                found.push(*process);
             }
             parents.extend(u32::try_from(process.pid).ok());
         }
@@ -285,30 +301,43 @@ pub fn boottime() -> Duration {
 mod tests {
     use super::*;
 
+    const ALIVE: Seen = Seen { pid: 0, parent: 0, zombie: false, killed: false };
+
     #[test]
     fn a_name_with_parentheses_does_not_confuse() {
-        assert_eq!(parse_stat(7, "7 (a) Z 99) S 1 7 7 0 -1"), Some(Seen { pid: 7, parent: 1, zombie: false }));
-        assert_eq!(parse_stat(8, "8 (x) Z 7 8"), Some(Seen { pid: 8, parent: 7, zombie: true }));
+        // As a PostgreSQL looked that waited for a disk, before and after it was killed.
+        let stat = |pending: &str| {
+            format!(
+                "7 (a) Z 99) D 1 7 7 0 -1 4194624 1 0 0 0 0 0 0 0 20 0 1 0 21 22 23 24 1 1 0 0 0 {pending} 0 19935232 84487 0 0 0 0 17 1 0 0"
+            )
+        };
+        assert_eq!(parse_stat(7, &stat("0")), Some(Seen { pid: 7, parent: 1, ..ALIVE }));
+        assert_eq!(parse_stat(7, &stat("256")), Some(Seen { pid: 7, parent: 1, killed: true, ..ALIVE }));
+        assert!(parse_stat(8, &stat("0").replace(" D ", " Z ")).is_some_and(|seen| seen.zombie));
         assert_eq!(parse_stat(8, "rubbish"), None);
     }
 
     #[test]
     fn descendants_are_found_through_the_dead() {
-        let seen = |pid, parent, zombie| Seen { pid, parent, zombie };
+        let seen = |pid, parent, zombie| Seen { pid, parent, zombie, ..ALIVE };
         let all = [seen(10, 1, false), seen(11, 10, true), seen(12, 11, false), seen(20, 2, false)];
-        assert_eq!(descendants(&all, &[10]), vec![12]);
+        assert_eq!(descendants(&all, &[seen(10, 1, false)]), [seen(12, 11, false)]);
     }
 
     #[test]
     fn a_kill_reaches_everything_but_the_agent_and_whom_it_spares() {
-        let seen = |pid, parent| Seen { pid, parent, zombie: false };
+        let seen = |pid, parent| Seen { pid, parent, ..ALIVE };
         let dead = Seen { zombie: true, ..seen(13, 10) };
         // A killer, a postmaster with a backend, and what somebody started in the container from outside.
         let all = [seen(1, 0), seen(9, 1), seen(10, 1), seen(11, 10), dead, seen(20, 0), seen(21, 20)];
         let container = Reach { agent: 1, everything: true };
-        assert_eq!(container.split(&all, Some(9)), (vec![10], vec![11, 20, 21]));
+        let ids = |reach: Reach, spared| {
+            let (direct, rest) = reach.split(&all, spared);
+            [direct, rest].map(|processes| processes.iter().map(|process| process.pid).collect::<Vec<_>>())
+        };
+        assert_eq!(ids(container, Some(9)), [vec![10], vec![11, 20, 21]]);
         let below = Reach { everything: false, ..container };
-        assert_eq!(below.split(&all, Some(9)), (vec![10], vec![11]));
-        assert_eq!(below.split(&all, None), (vec![9, 10], vec![11]));
+        assert_eq!(ids(below, Some(9)), [vec![10], vec![11]]);
+        assert_eq!(ids(below, None), [vec![9, 10], vec![11]]);
     }
 }

@@ -41,6 +41,7 @@ use crate::api::agent::{
 use crate::api::names::{Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::config::AgentArgs;
 use crate::core::election::{Answer, Boot, Data, EngineState, Identity, Register, Rule, Seen, Tenure, Terms, View};
+use crate::core::quantity;
 use crate::engine::postgres::control::Critical;
 
 /// The loop turns at least this often.
@@ -65,8 +66,8 @@ pub enum Event {
     Job(u64, Box<JobEnd>),
     /// PostgreSQL said what it does, or that it accepts no sessions yet, or did not answer.
     Observed(Result<Option<Box<Observation>>, Error>),
-    /// The other agents answered.
-    Heard(Vec<Heard>, Vec<String>, i64),
+    /// Another agent answered what it does, or did not, in this term.
+    Heard(String, Option<Box<Heard>>, i64),
     /// A proof of a sync rule ended.
     Confirmed(Rule, String, Result<bool, Error>),
     /// PostgreSQL has read its configuration again.
@@ -82,11 +83,11 @@ pub enum Event {
     /// A candidate asks to freeze on this version of the Lease.
     Freeze(String, oneshot::Sender<FreezeAnswer>),
     /// Another member answered this agent's own freeze on this version, or did not.
-    Answered(String, Option<Answer>),
+    Answered(String, Option<Box<Answer>>),
     /// The standstill with this number: timeline and end of the WAL.
     StoodStill(u64, Result<(u32, Lsn), Error>),
     /// The holder answered, or did not.
-    HolderSaid(Option<Heard>),
+    HolderSaid(Option<Box<Heard>>),
     /// The holder asks for a hold.
     Hold(HoldRequest, oneshot::Sender<HoldReply>),
     /// A member promised a hold: for which rules, and when it was asked.
@@ -169,6 +170,8 @@ pub(super) struct Agent {
     pub(super) not_before: Boot,
     pub(super) failures: u32,
     pub(super) cannot_follow: bool,
+    /// Why this copy cannot follow any more.
+    pub(super) given_up: Option<String>,
     /// When this replica was last cloned again because it could not follow.
     pub(super) cloned_again: Option<Boot>,
     pub(super) members: Members,
@@ -284,6 +287,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         not_before: Duration::ZERO,
         failures: 0,
         cannot_follow: false,
+        given_up: None,
         cloned_again: None,
         members: Members::default(),
         observation: None,
@@ -475,9 +479,11 @@ impl Agent {
             durability: config.durability,
             k: u32::try_from(config.sync_replicas).unwrap_or(1),
             bounds: config.lease,
-            failover: true,
-            max_lag: 16 << 20,
-            primary: None,
+            failover: config.spec.failover.enabled,
+            max_lag: quantity::parse(&config.spec.failover.max_lag_bytes.0)
+                .and_then(|bytes| u64::try_from(bytes).ok())
+                .unwrap_or(0),
+            primary: config.spec.primary.clone(),
             accept_loss: config.accept_loss,
         };
         if self.config.as_ref().is_none_or(|present| present.generation != config.generation) {

@@ -286,8 +286,9 @@ impl Agent {
     }
 
     /// Only a fresh copy helps. The marker goes before anything else: this data answers no election any more.
-    pub(super) fn give_up_data(&mut self) -> Result<(), Error> {
+    pub(super) fn give_up_data(&mut self, why: &str) -> Result<(), Error> {
         self.elections.marker_gone = boottime();
+        self.given_up = Some(why.to_owned());
         self.remember(|state| (state.marker, state.hopeless) = (false, true))
     }
 
@@ -296,7 +297,7 @@ impl Agent {
     fn judge_fresh_copy(&mut self) {
         let Some(term) = self.state.fresh.filter(|_| !self.state.hopeless) else { return };
         if self.register().is_some_and(|register| register.term > term && !register.released())
-            && let Err(error) = self.give_up_data()
+            && let Err(error) = self.give_up_data("the primary changed before what was rewound was consistent")
         {
             self.fail(&error);
         }
@@ -316,6 +317,7 @@ impl Agent {
         }
         tracing::warn!("the WAL that this replica needs is gone from the primary");
         (self.cannot_follow, self.cloned_again) = (true, Some(boottime()));
+        self.given_up = Some("the WAL that it needs is gone from the primary".into());
     }
 
     /// The end of the own WAL as far as it is known.

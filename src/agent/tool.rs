@@ -50,7 +50,12 @@ impl Tool {
     }
 
     /// Runs it to its end and returns what it printed to its standard output.
-    pub async fn run(mut self, processes: &Processes) -> Result<String, Error> {
+    pub async fn run(self, processes: &Processes) -> Result<String, Error> {
+        self.run_noting(processes, |_| {}).await
+    }
+
+    /// The same; `note` gets each line of its standard error as it comes.
+    pub async fn run_noting(mut self, processes: &Processes, mut note: impl FnMut(&str)) -> Result<String, Error> {
         use std::process::Stdio;
         self.command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = processes.spawn(self.name, &mut self.command)?;
@@ -62,7 +67,10 @@ impl Tool {
         let silent = loop {
             match tokio::time::timeout(self.silence, lines.recv()).await {
                 Ok(Some((true, line))) => keep(&mut printed, &line),
-                Ok(Some((false, line))) => keep(&mut said, &line),
+                Ok(Some((false, line))) => {
+                    note(&line);
+                    keep(&mut said, &line);
+                }
                 Ok(None) => break false,
                 Err(_) => break true,
             }

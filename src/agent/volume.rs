@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock, statvfs};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use crate::api::agent::Disk;
+use crate::api::agent::{Disk, Rejoined};
 use crate::core::election::Promise;
 
 /// What lies where.
@@ -195,6 +195,9 @@ pub struct State {
     /// The data was cloned or rewound from the holder of this term, and has not been consistent since.
     #[serde(default)]
     pub fresh: Option<i64>,
+    /// How the copy was last made fit to follow again.
+    #[serde(default)]
+    pub rejoined: Option<Rejoined>,
     /// When the agent last began, in milliseconds of wall time: which container is this start's is told by it.
     #[serde(default)]
     pub began: Option<i64>,

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests say what went wrong by ending")]
 
 mod killer;
+mod probe;
+mod rewind;
 mod timelines;
 mod world;
 

@@ -5,6 +5,9 @@ use std::net::IpAddr;
 use super::quote;
 use crate::api::names::REPLICATION_USER;
 
+/// The database whose functions a rewind uses; the role of the replicas may enter no other.
+pub const SQL_DATABASE: &str = "postgres";
+
 /// Where a replica finds its primary, and how it shows who it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upstream {
@@ -25,6 +28,11 @@ pub struct Upstream {
 }
 
 impl Upstream {
+    /// The connection string of a session that asks by SQL.
+    pub fn sql_conninfo(&self, application_name: &str) -> String {
+        format!("{} dbname={}", self.conninfo(application_name), quote::conninfo(SQL_DATABASE))
+    }
+
     /// The connection string; `application_name` is the member id of the replica that connects.
     pub fn conninfo(&self, application_name: &str) -> String {
         let mode = if self.foreign_certificate { "verify-ca" } else { "verify-full" };
@@ -66,6 +74,7 @@ mod tests {
         let text = upstream.conninfo("m1");
         assert!(text.starts_with("host='db-1' hostaddr='fd00::1' port='5432' user='streaming_replica'"), "{text}");
         assert!(text.contains("sslmode='verify-full'") && text.contains("sslkey='/etc/o\\'key'"), "{text}");
+        assert!(upstream.sql_conninfo("m1").ends_with(" dbname='postgres'"));
         upstream.foreign_certificate = true;
         assert!(upstream.conninfo("m1").contains("sslmode='verify-ca'"));
     }

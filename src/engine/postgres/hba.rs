@@ -1,5 +1,6 @@
 //! pg_hba.conf: who may connect, and how.
 
+use super::conninfo::SQL_DATABASE;
 use crate::api::names::{REPLICATION_USER, SUPERUSER};
 
 /// The whole file. The user's lines stand between ours and the last one, so that they can allow and refuse clients, but
@@ -11,6 +12,7 @@ pub fn render(user: &[String]) -> String {
          local replication {SUPERUSER} peer\n\
          local all all reject\n\
          hostssl replication {REPLICATION_USER} all cert\n\
+         hostssl {SQL_DATABASE} {REPLICATION_USER} all cert\n\
          host all {REPLICATION_USER} all reject\n"
     );
     for line in user {
@@ -42,6 +44,7 @@ mod tests {
                 "local replication postgres peer",
                 "local all all reject",
                 "hostssl replication streaming_replica all cert",
+                "hostssl postgres streaming_replica all cert",
                 "host all streaming_replica all reject",
                 "host all all 10.0.0.0/8 trust local all all trust",
                 "hostssl all all all scram-sha-256",

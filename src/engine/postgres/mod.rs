@@ -7,6 +7,7 @@ pub mod hba;
 pub mod history;
 pub mod logline;
 pub mod quote;
+pub mod rewind;
 pub mod settings;
 pub mod slots;
 pub mod sync_names;
