@@ -363,6 +363,10 @@ impl Agent {
             EngineStep::HandOver(wish) => {
                 tracing::info!(to = %wish, "hands over");
                 self.tenure_ends(HandOverReason::Switchover);
+                if let Some(command) = self.switchover.take() {
+                    // It starts anew as a replica, which is the restart that the command may be for.
+                    self.remember(|state| state.restarted_for = Some(command.id))?;
+                }
                 if let Some(tenure) = &mut self.tenure {
                     tenure.ending = Some(Ending { wish: Some(wish) });
                     self.stop();
