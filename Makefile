@@ -45,6 +45,11 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
 	$(LC) up; cargo test --locked --features local-cluster --test cluster -- --test-threads=1
 
+SEEDS ?= 20000
+.PHONY: sim
+sim: ## Simulate the election (SEEDS=n FROM=first; SEED=s replays one with its history; MUTATIONS=1: find the mistakes)
+	@cargo test --locked --config 'profile.dev.package.hello-operator.opt-level=2' --features mutations --test sim -- --nocapture --test-threads=1 $(if $(MUTATIONS),mutation,nothing)
+
 .PHONY: api
 api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)
 	@tests/cluster/install

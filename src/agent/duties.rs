@@ -190,6 +190,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
         disk: None,
         replicas: Vec::new(),
         rules_confirmed: false,
+        marker: false,
         draining: false,
         election: None,
         held: false,
@@ -607,6 +608,7 @@ impl Agent {
         report.restarted_for.clone_from(&self.state.restarted_for);
         report.disk = self.place.layout.disk().ok();
         report.rejoined.clone_from(&self.state.rejoined);
+        report.marker = self.state.marker;
         report.draining = self.stopping.is_some();
         report.election = self.election_report();
         if let Some(tenure) = &self.tenure {

@@ -26,6 +26,7 @@ pub struct Members {
 struct Known {
     instance: String,
     confirmed: bool,
+    marker: bool,
     streaming: bool,
     last_streamed: Option<Boot>,
 }
@@ -64,6 +65,7 @@ impl Members {
                 // cloned anew, and then it has another id.
                 let follows = report.term == term && report.phase == Phase::Replica && report.streaming;
                 known.confirmed |= follows && report.timeline == timeline;
+                known.marker = report.marker;
             }
             self.heard.insert(answer.instance.clone(), answer);
         }
@@ -112,6 +114,7 @@ impl Members {
                     leaving: self.leaving.contains(&instance) || !wanted.contains(&instance),
                     member: id.to_owned(),
                     confirmed: known.confirmed,
+                    marker: known.marker,
                     streaming: known.streaming,
                     gone_for: if known.streaming { 0 } else { now.saturating_sub(since).as_secs() },
                     instance,
@@ -138,11 +141,8 @@ impl Members {
 
     /// Instances that could take over now: those that follow and stream, by name.
     pub fn ready(&self) -> Vec<String> {
-        let mut ready: Vec<&Known> = self
-            .known
-            .values()
-            .filter(|known| known.confirmed && known.streaming && !known.instance.is_empty())
-            .collect();
+        let mut ready: Vec<&Known> =
+            self.known.values().filter(|known| known.confirmed && known.streaming && known.marker).collect();
         ready.retain(|known| !self.leaving.contains(&known.instance));
         ready.sort_by_key(|known| &known.instance);
         ready.into_iter().map(|known| known.instance.clone()).collect()

@@ -204,6 +204,7 @@ mod tests {
             register: None,
             rules_confirmed: true,
             history: Vec::new(),
+            marker: false,
             draining: false,
             election: None,
             held: false,

@@ -120,6 +120,9 @@ pub struct Report {
     /// Whether the sync rule in force is confirmed (a primary).
     #[serde(default)]
     pub rules_confirmed: bool,
+    /// Whether its copy may answer elections.
+    #[serde(default)]
+    pub marker: bool,
     /// Whether its Pod ends.
     #[serde(default)]
     pub draining: bool,

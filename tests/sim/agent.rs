@@ -59,6 +59,7 @@ pub struct Agent {
 pub struct Known {
     pub instance: String,
     pub confirmed: bool,
+    pub marker: bool,
     pub last_streamed: Option<Boot>,
 }
 
@@ -469,6 +470,7 @@ impl World {
                     instance: known.instance,
                     member: id.to_owned(),
                     confirmed: known.confirmed,
+                    marker: known.marker,
                     streaming: streams,
                     gone_for: if streams {
                         0
@@ -496,6 +498,7 @@ impl World {
                         instance: view.me.instance.clone(),
                         member: member.id.clone(),
                         term: source.term,
+                        marker: member.marker,
                     },
                 )
             })

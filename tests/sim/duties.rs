@@ -215,13 +215,13 @@ impl World {
                 self.count_holds(to);
                 self.tick(to);
             }
-            Message::Report { instance, member, term } => {
+            Message::Report { instance, member, term, marker } => {
                 let Some(agent) = self.nodes[to].agent.as_mut() else { return };
                 if agent.tenure.as_ref().is_some_and(|tenure| tenure.term == term) && agent.book_term == term {
                     agent.book.retain(|id, known| *id == member || known.instance != instance);
                     let known = agent.book.entry(member).or_default();
                     let was = known.confirmed;
-                    *known = Known { instance, confirmed: true, last_streamed: known.last_streamed };
+                    *known = Known { instance, confirmed: true, marker, last_streamed: known.last_streamed };
                     if !was {
                         self.tick(to);
                     }

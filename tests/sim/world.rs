@@ -23,7 +23,7 @@ pub enum Message {
     Frozen { round: u64, answer: Option<Answer> },
     Hold { asker: usize, holder: String, term: i64, sent: Boot, generation: u64 },
     Held { member: String, sent: Boot, generation: u64 },
-    Report { instance: String, member: String, term: i64 },
+    Report { instance: String, member: String, term: i64, marker: bool },
     AskHistory { asker: usize },
     History { history: History },
 }

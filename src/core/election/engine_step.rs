@@ -127,10 +127,11 @@ fn ends(view: &View<'_>) -> bool {
 /// To whom the user wants the primary to move, when that instance is ready for it.
 fn hand_over(view: &View<'_>) -> Option<String> {
     let wish = view.terms?.primary.as_ref().filter(|wish| **wish != view.me.instance)?;
-    // The present rule must be confirmed: else the choice after the release could not be made.
-    let settled = view.lease.is_some_and(|seen| view.confirmed.is_some() && seen.register.rule() == view.confirmed);
-    let ready = |m: &&super::rules::Joined| m.instance == *wish && m.confirmed && m.streaming && !m.leaving;
-    (settled && view.joined.iter().any(|m| ready(&m))).then(|| wish.clone())
+    // The present rule must be confirmed, else the choice after the release could not be made; and it names the wished one.
+    let rule = view.lease.and_then(|seen| seen.register.rule()).filter(|rule| Some(*rule) == view.confirmed)?;
+    let named = |member: &str| rule.k == 0 || rule.members.contains(member);
+    let mut ready = view.joined.iter().filter(|m| m.instance == *wish && m.ready() && named(&m.member));
+    ready.next().map(|_| wish.clone())
 }
 
 fn as_follower(view: &View<'_>, seen: &Seen) -> EngineStep {

@@ -58,6 +58,8 @@ pub struct Joined {
     /// Whether its agent confirmed, for the present term, that it follows this holder's history. Only then may PostgreSQL
     /// count what it acknowledges.
     pub confirmed: bool,
+    /// Whether it may answer elections, as its agent said.
+    pub marker: bool,
     /// Whether its walsender streams now.
     pub streaming: bool,
     /// Seconds since it last streamed; 0 while it does.
@@ -67,6 +69,11 @@ pub struct Joined {
 }
 
 impl Joined {
+    /// Whether it could take over: it follows this holder, has all that the holder had when it joined, and stays.
+    pub fn ready(&self) -> bool {
+        self.counts() && self.marker
+    }
+
     fn counts(&self) -> bool {
         self.confirmed && self.streaming && !self.leaving
     }
@@ -219,7 +226,15 @@ mod tests {
     use super::*;
 
     fn joined(member: &str, streaming: bool, gone_for: u64) -> Joined {
-        Joined { instance: member.into(), member: member.into(), confirmed: true, streaming, gone_for, leaving: false }
+        Joined {
+            instance: member.into(),
+            member: member.into(),
+            confirmed: true,
+            marker: true,
+            streaming,
+            gone_for,
+            leaving: false,
+        }
     }
 
     #[test]
@@ -269,7 +284,7 @@ mod tests {
 
     prop_compose! {
         fn any_joined()(member in "[a-d]", confirmed: bool, streaming: bool, gone in 0..60_u64, leaving: bool) -> Joined {
-            Joined { instance: member.clone(), member, confirmed, streaming, gone_for: if streaming { 0 } else { gone }, leaving }
+            Joined { instance: member.clone(), member, confirmed, marker: true, streaming, gone_for: if streaming { 0 } else { gone }, leaving }
         }
     }
 

@@ -296,6 +296,7 @@ fn a_planned_member_that_has_joined_is_planned_no_more() {
         instance: "db-2".into(),
         member: "db-2-n1".into(),
         confirmed: true,
+        marker: true,
         streaming: true,
         gone_for: 0,
         leaving: false,

@@ -310,6 +310,7 @@ pub fn agents_work(world: &mut World) {
             replicas: if ordinal == primary { replicas.clone() } else { Vec::new() },
             rules_confirmed: true,
             history: Vec::new(),
+            marker: false,
             draining: false,
             election: None,
             held: false,
