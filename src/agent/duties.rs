@@ -635,7 +635,12 @@ impl Agent {
         report.ready = ready.is_ok();
         report.message =
             self.trouble.clone().or_else(|| ready.err()).filter(|_| !report.ready || self.trouble.is_some());
-        let eager = !report.ready || self.engine == EngineState::Primary && !report.rules_confirmed;
+        let follows = match &self.engine {
+            EngineState::Primary => report.rules_confirmed,
+            EngineState::Standby { .. } => report.streaming && report.timeline == self.register().map(|r| r.timeline),
+            EngineState::Stopped | EngineState::Busy(_) => true,
+        };
+        let eager = !report.ready || !follows;
         self.eager.send_if_modified(|present| std::mem::replace(present, eager) != eager);
         let numbers = seen.map(|seen| Numbers {
             connections: seen.status.connections,

@@ -37,6 +37,8 @@ enum Asker {
 struct Waiting {
     version: String,
     until: Boot,
+    /// Whether it was promised to follow nobody.
+    promised: bool,
     asker: Asker,
 }
 
@@ -84,22 +86,24 @@ impl Agent {
     }
 
     fn freeze(&mut self, version: &str, asker: Asker) {
-        if let Err(why) = self.decide(|view| may_freeze(view).map(|_| ())) {
-            self.give(asker, version, Err(why));
-            return;
-        }
-        // The promise is on disk before anything is answered.
+        let until = boottime() + FREEZE;
+        self.elections.waiting.push(Waiting { version: version.to_owned(), until, promised: false, asker });
+        self.answer_freezes();
+    }
+
+    /// Promises to follow nobody until the Lease has another version than this. It is on disk before anything is answered.
+    fn promise(&mut self, version: &str) -> Result<(), NoAnswer> {
+        self.decide(|view| may_freeze(view).map(|_| ()))?;
         let promise = Promise::with(self.state.promise.as_ref(), version);
         if self.state.promise.as_ref() != Some(&promise) {
             tracing::info!(version, "follows nobody while an election is held");
             if let Err(error) = self.remember(|state| state.promise = Some(promise)) {
                 tracing::warn!(%error, "a promise could not be kept, so it is not given");
-                self.give(asker, version, Err(NoAnswer::Busy));
-                return;
+                return Err(NoAnswer::NoMarker);
             }
             self.elections.promised = boottime();
         }
-        self.elections.waiting.push(Waiting { version: version.to_owned(), until: boottime() + FREEZE, asker });
+        Ok(())
     }
 
     fn give(&mut self, asker: Asker, version: &str, answer: FreezeAnswer) {
@@ -123,36 +127,38 @@ impl Agent {
 
     /// Answers those that wait, once this member stands still and its end is known.
     pub(super) fn answer_freezes(&mut self) {
-        for waiting in std::mem::take(&mut self.elections.waiting) {
-            let still = self.job.is_none()
-                && matches!(self.engine, EngineState::Stopped | EngineState::Standby { source: None, .. });
-            let stands = self.state.promise.as_ref().is_some_and(|promise| promise.stands(&waiting.version));
-            let draining = self.stopping.is_some();
-            let backlog = self.backlog();
-            if !stands {
-                // The Lease has changed meanwhile: nobody can use the answer any more.
-                self.give(waiting.asker, &waiting.version, Err(NoAnswer::Busy));
-                continue;
-            }
-            let judged = self.decide(|view| {
-                may_freeze(view).map(|member| {
-                    let stopped = *view.engine == EngineState::Stopped;
-                    (still && (member.end_known || stopped))
-                        .then(|| answer(view, member, &waiting.version, backlog, draining))
-                })
-            });
-            match judged {
+        for mut waiting in std::mem::take(&mut self.elections.waiting) {
+            match self.stands_still_for(&mut waiting) {
                 Ok(Some(answer)) => self.give(waiting.asker, &waiting.version, Ok(answer)),
-                Ok(None) if boottime() < waiting.until => self.elections.waiting.push(waiting),
-                Ok(None) => self.give(waiting.asker, &waiting.version, Err(NoAnswer::Busy)),
                 // It is on its way to a standstill.
-                Err(NoAnswer::Busy | NoAnswer::Replaying) if boottime() < waiting.until => {
+                Ok(None) | Err(NoAnswer::Busy | NoAnswer::Replaying) if boottime() < waiting.until => {
                     self.elections.waiting.push(waiting);
                 }
+                Ok(None) => self.give(waiting.asker, &waiting.version, Err(NoAnswer::Busy)),
                 Err(why) => self.give(waiting.asker, &waiting.version, Err(why)),
             }
         }
         self.count();
+    }
+
+    /// The answer for this candidate, once there is one.
+    fn stands_still_for(&mut self, waiting: &mut Waiting) -> Result<Option<Answer>, NoAnswer> {
+        if !waiting.promised {
+            self.promise(&waiting.version)?;
+            waiting.promised = true;
+        }
+        if !self.state.promise.as_ref().is_some_and(|promise| promise.stands(&waiting.version)) {
+            // The Lease has changed meanwhile: nobody can use the answer any more.
+            return Err(NoAnswer::NoMarker);
+        }
+        let still = self.job.is_none()
+            && matches!(self.engine, EngineState::Stopped | EngineState::Standby { source: None, .. });
+        let (draining, backlog) = (self.stopping.is_some(), self.backlog());
+        self.decide(|view| {
+            let member = may_freeze(view)?;
+            let known = member.end_known || *view.engine == EngineState::Stopped;
+            Ok((still && known).then(|| answer(view, member, &waiting.version, backlog, draining)))
+        })
     }
 
     /// Bytes that are received and not replayed.
@@ -185,13 +191,12 @@ impl Agent {
         for instance in others {
             let (peers, events, asked) = (self.peers.clone(), self.events.clone(), version.to_owned());
             tokio::spawn(async move {
-                let answer = tokio::time::timeout(FREEZE, peers.freeze(&instance, &asked)).await.ok().flatten();
+                let answer = peers.freeze(&instance, &asked, FREEZE).await;
                 let _ = events.send(Event::Answered(asked, answer.map(Box::new))).await;
             });
         }
         self.wake_after(PATIENCE);
         self.freeze(version, Asker::Own);
-        self.answer_freezes();
     }
 
     /// Another member answered this agent's own freeze, or did not.
@@ -208,7 +213,10 @@ impl Agent {
         let Some(campaign) = &self.elections.campaign else { return };
         let answers = &campaign.answers;
         if campaign.open > 0 {
-            let enough = boottime() >= campaign.began + PATIENCE
+            let wish = self.register().and_then(|register| register.release.as_ref()?.wish.clone());
+            let wished = wish.is_none_or(|wish| answers.iter().any(|answer| answer.instance == wish));
+            let enough = wished
+                && boottime() >= campaign.began + PATIENCE
                 && self.register().zip(campaign.own.as_ref()).zip(self.terms.as_ref()).is_some_and(
                     |((register, own), terms)| {
                         judge(register, &campaign.version, own, answers, terms.max_lag) == Verdict::Take
@@ -222,7 +230,9 @@ impl Agent {
             answers.iter().map(|answer| format!("{} {}:{}", answer.instance, answer.timeline, answer.end)).collect();
         tracing::info!(answers = %who.join(", "), "the ballot of the election");
         let Some(Campaign { version, answers, .. }) = self.elections.campaign.take() else { return };
-        self.elections.ballot = Some(Ballot { version, at: boottime(), answers });
+        let before = self.elections.ballot.as_ref().filter(|ballot| ballot.version == version);
+        let before = before.map_or(0, |ballot| ballot.before + 1);
+        self.elections.ballot = Some(Ballot { version, at: boottime(), before, answers });
     }
 
     /// A consistent read, or a write of our own, showed this version; `sent` is when it was sent.
@@ -358,7 +368,7 @@ impl Agent {
             let verdict = judge(&seen.register, &seen.version, &member.id, &ballot.answers, terms.max_lag);
             return match verdict {
                 Verdict::Take => report(ElectionPhase::Campaigning, &seen.version, Vec::new(), "takes over".into()),
-                Verdict::StandBack(_) => {
+                Verdict::StandBack { .. } => {
                     let sentence = "another member should rather take over".to_owned();
                     report(ElectionPhase::StandingBack, &seen.version, Vec::new(), sentence)
                 }

@@ -11,6 +11,7 @@ use super::history::{forget_reserved, reserve};
 use super::peers::Peers;
 use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
 use super::process::boottime;
+use super::rewind::{Outcome, rewind};
 use super::run::{Agent, Event, Task, random_word};
 use super::sql::Socket;
 use super::tenure::now;
@@ -44,6 +45,8 @@ pub enum JobEnd {
     Bootstrap(Result<Staged, Error>),
     /// A clone: member id and system identifier.
     Clone(Result<(String, String), Error>),
+    /// A rewind.
+    Rewound(Outcome),
     /// A start.
     Started(Result<(), Error>),
     /// A promotion: the timeline.
@@ -114,8 +117,61 @@ impl Agent {
 
     /// Brings data that went another way back into the holder's history.
     pub(super) fn rewind(&mut self, source: Source) -> Result<(), Error> {
-        tracing::warn!(from = %source.instance, "this data went another way than the primary's: it is cloned anew");
-        self.give_up_data("its history is not the primary's")
+        let Some(config) = self.config.clone() else { return Ok(()) };
+        let member = format!("{}-{}", self.me.instance, random_word());
+        tracing::warn!(to = %source.instance, member, "this data went another way than the primary's: it is rewound");
+        self.elections.marker_gone = boottime();
+        // What is found in the middle is neither the one nor the other.
+        self.remember(|state| {
+            (state.member, state.marker, state.proof) = (Some(member), false, None);
+            state.unfinished = true;
+        })?;
+        let (processes, place, from) = (self.processes.clone(), self.place.clone(), source.clone());
+        let (lease, peers) = (self.lease_api.clone(), self.peers.clone());
+        self.begin(Job::Rewind, Some(source), async move {
+            let ready = async {
+                wait_for_primary(&peers, &from).await;
+                still_holds(&lease, &from).await?;
+                place.upstream(&config, &from)
+            };
+            JobEnd::Rewound(match ready.await {
+                Ok(upstream) => rewind(&processes, &place.layout, &upstream).await,
+                Err(error) => Outcome::Untouched(error),
+            })
+        });
+        Ok(())
+    }
+
+    fn rewound(&mut self, term: i64, outcome: Outcome) -> Result<(), Error> {
+        self.engine = EngineState::Stopped;
+        match outcome {
+            Outcome::Rewound(control) => {
+                let rejoined =
+                    Rejoined { how: Rejoin::Rewound, at: now(), reason: "its history was not the primary's".into() };
+                self.remember(|state| {
+                    (state.unfinished, state.fresh, state.rejoined) = (false, Some(term), Some(rejoined));
+                })?;
+                self.data = self.present(&control);
+                Ok(())
+            }
+            Outcome::NotNeeded(control) => {
+                self.remember(|state| state.unfinished = false)?;
+                self.data = self.present(&control);
+                let Data::Present(member) = &self.data else { return Ok(()) };
+                // The holder's agent knows better than its control file.
+                let inside =
+                    self.elections.fork.as_ref().is_some_and(|fork| fork.contains(member.timeline, member.end));
+                if inside { Ok(()) } else { self.give_up_data("its history is not the primary's") }
+            }
+            Outcome::Untouched(error) => {
+                self.remember(|state| state.unfinished = false)?;
+                Err(error)
+            }
+            Outcome::Hopeless(error) => {
+                self.give_up_data(&format!("it could not be rewound: {error}"))?;
+                self.remember(|state| state.unfinished = false)
+            }
+        }
     }
 
     /// Makes the standby take writes, on exactly this timeline.
@@ -307,6 +363,11 @@ impl Agent {
                 self.engine = EngineState::Stopped;
                 let adopted = self.adopt_clone(member, &system_id).await;
                 self.done_or_failed(adopted);
+            }
+            JobEnd::Rewound(outcome) => {
+                let term = source.map_or(0, |source| source.term);
+                let done = self.rewound(term, outcome);
+                self.done_or_failed(done);
             }
             JobEnd::Bootstrap(Err(error)) | JobEnd::Clone(Err(error)) => {
                 self.engine = EngineState::Stopped;

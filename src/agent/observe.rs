@@ -25,7 +25,7 @@ pub struct Observation {
 
 /// How often, while all is well, and while something is awaited.
 const CALM: Duration = Duration::from_secs(1);
-const EAGER: Duration = Duration::from_millis(150);
+const EAGER: Duration = Duration::from_millis(60);
 /// PostgreSQL walks through all files for the sizes of its databases.
 const SIZES_EVERY: Duration = Duration::from_mins(1);
 

@@ -111,34 +111,41 @@ impl Peers {
     }
 
     /// Asks one to freeze on this version. None when it refuses or does not answer in time.
-    pub async fn freeze(&self, instance: &str, version: &str) -> Option<Answer> {
+    pub async fn freeze(&self, instance: &str, version: &str, limit: Duration) -> Option<Answer> {
         let question = FreezeRequest { version: version.to_owned() };
-        let answer: Answer = self.post(instance, "/v1/freeze", &question).await?;
+        // The API server answers, else there were no election; and a Pod may have come back with another address.
+        self.distrust(instance).await;
+        let answer: Answer = self.post(instance, "/v1/freeze", &question, limit).await?;
         // The certificate says which cluster it is, the answer which instance.
         (answer.instance == instance).then_some(answer)
     }
 
     /// Asks one to promise a hold. None when it refuses or does not answer in time.
     pub async fn hold(&self, instance: &str, question: &HoldRequest) -> Option<HoldAnswer> {
-        let answer: HoldAnswer = self.post(instance, "/v1/hold", question).await?;
+        let answer: HoldAnswer = self.post(instance, "/v1/hold", question, ANSWER).await?;
         (answer.instance == instance).then_some(answer)
     }
 
-    async fn post<T: DeserializeOwned>(&self, instance: &str, path: &str, question: &impl Serialize) -> Option<T> {
+    async fn post<T: DeserializeOwned>(
+        &self,
+        instance: &str,
+        path: &str,
+        question: &impl Serialize,
+        limit: Duration,
+    ) -> Option<T> {
         let work = async {
             let body = serde_json::to_vec(question).map_err(|error| peer(instance, error.to_string()))?;
             let post = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
             let address = self.address(instance).await?;
             self.request(instance, address, post, body.into()).await
         };
-        let error = match tokio::time::timeout(ANSWER, work).await {
+        let error = match tokio::time::timeout(limit, work).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => error,
             Err(_) => Error::Timeout(format!("the agent of {instance}")),
         };
         tracing::info!(%error, path, "a member gives no answer");
-        // What the API server said of its address may be old; while it cannot be asked, the old one is all there is.
-        if matches!(error, Error::Peer { .. }) {
+        if !matches!(error, Error::Refused { .. }) {
             self.distrust(instance).await;
         }
         None

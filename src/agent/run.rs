@@ -28,9 +28,11 @@ use super::members::Members;
 use super::observe::{Observation, observe};
 use super::peers::{Heard, Peers};
 use super::postmaster::Postmaster;
+use super::probe::{Verdict, Watched};
 use super::process::{Processes, boottime};
 use super::report::Shared;
 use super::sql::Socket;
+use super::steps::Look;
 use super::tenure::{Containers, Write};
 use super::tls::Tls;
 use super::volume::{Chosen, Layout, State, VolumeLock};
@@ -96,6 +98,10 @@ pub enum Event {
     Container(String, Result<Option<Box<ContainerStatus>>, Error>),
     /// A command came in.
     Command(Command),
+    /// The volume was looked at.
+    Looked(Look),
+    /// What was killed has ended, or has not.
+    Cleared(bool),
     /// A child ended, perhaps an orphan.
     Child,
     /// The agent shall end.
@@ -187,6 +193,12 @@ pub(super) struct Agent {
     pub(super) refusal: Option<String>,
     /// The configuration of this generation is not accepted by PostgreSQL; this is why.
     pub(super) rejected: Option<(i64, String)>,
+    /// How PostgreSQL, its disks and its data are.
+    pub(super) health: watch::Receiver<Verdict>,
+    /// Processes of PostgreSQL are left that were killed and cannot end yet.
+    pub(super) doomed: bool,
+    /// The volume is looked at.
+    pub(super) looking: bool,
     pub(super) running: watch::Sender<bool>,
     pub(super) eager: watch::Sender<bool>,
     /// It looks again after this even if nothing happens.
@@ -237,6 +249,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
     let (running, running_seen) = watch::channel(false);
     let (eager, eager_seen) = watch::channel(true);
     tokio::spawn(observe(socket.clone(), layout.pgdata(), running_seen, eager_seen, events.clone()));
+    let health = watch_health(&layout, &socket, running.subscribe(), &events);
     watch_api(client.clone(), &args.namespace, &names, &events);
     listen_to_signals(&events)?;
 
@@ -298,6 +311,9 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         trouble: None,
         refusal: None,
         rejected: None,
+        health,
+        doomed: false,
+        looking: false,
         running,
         eager,
         wake: None,
@@ -319,6 +335,25 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
             return Ok(());
         }
     }
+}
+
+/// Starts the probes, and wakes the loop when they find something.
+fn watch_health(
+    layout: &Layout,
+    socket: &Socket,
+    running: watch::Receiver<bool>,
+    events: &mpsc::Sender<Event>,
+) -> watch::Receiver<Verdict> {
+    let (sender, receiver) = watch::channel(Verdict::default());
+    let watched = Watched { socket: socket.clone(), layout: layout.clone() };
+    tokio::spawn(async move {
+        if let Err(error) = super::probe::watch(watched, running, sender).await {
+            tracing::error!(%error, "the probes of PostgreSQL do not run");
+        }
+    });
+    let (mut changes, events) = (receiver.clone(), events.clone());
+    tokio::spawn(async move { while changes.changed().await.is_ok() && events.send(Event::Child).await.is_ok() {} });
+    receiver
 }
 
 /// All addresses of the family that the Pod has.
@@ -381,6 +416,7 @@ impl Agent {
     /// One turn: what do the facts ask for?
     async fn turn(&mut self) {
         self.notice_end_of_postgres().await;
+        self.notice_illness().await;
         self.read_lease_if_due();
         self.step_lease();
         self.step_engine().await;
@@ -452,6 +488,8 @@ impl Agent {
             Event::Config(Ok(config)) => self.configured(*config),
             Event::Config(Err(error)) => self.waits = Some(error.to_string()),
             Event::Job(serial, end) => self.job_ended(serial, *end).await,
+            Event::Looked(look) => self.looked(look),
+            Event::Cleared(complete) => self.cleared(complete),
             Event::Child => self.processes.reap_orphans(),
             Event::Stop => {
                 if self.stopping.is_none() {

@@ -246,9 +246,17 @@ impl Session {
         get(&self.row("its WAL receiver", "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver)").await?, 0)
     }
 
-    /// End of what a standby has received since it started, on whatever timeline.
-    pub async fn received(&self) -> Result<Option<Lsn>, Error> {
-        Ok(position(get(&self.row("what it received", "SELECT pg_last_wal_receive_lsn()::text").await?, 0)?))
+    /// How far a standby that receives nothing more has come.
+    pub async fn replay(&self) -> Result<Replay, Error> {
+        let row = self
+            .row(
+                "its replay",
+                "SELECT pg_last_wal_receive_lsn()::text, pg_last_wal_replay_lsn()::text, EXISTS (
+                    SELECT FROM pg_stat_activity
+                     WHERE backend_type = 'startup' AND wait_event = 'RecoveryRetrieveRetryInterval')",
+            )
+            .await?;
+        Ok(Replay { received: position(get(&row, 0)?), replayed: position(get(&row, 1)?), at_end: get(&row, 2)? })
     }
 
     /// Ends every client's session but this one.
@@ -299,6 +307,17 @@ pub struct Status {
     pub sync_names: String,
     /// Whether a standby still replays what it had when it started: it reports less than it has.
     pub replaying: bool,
+}
+
+/// How far a standby has come that receives nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replay {
+    /// End of what it has received since it started, on whatever timeline; perhaps within a record.
+    pub received: Option<Lsn>,
+    /// End of the last record that it replayed.
+    pub replayed: Option<Lsn>,
+    /// Whether it found no other record on its disk, and waits.
+    pub at_end: bool,
 }
 
 /// A standby that is connected.

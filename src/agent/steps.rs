@@ -6,8 +6,9 @@ use super::Error;
 use super::bootstrap::control;
 use super::history::history_of;
 use super::postmaster::{Postmaster, kill};
+use super::probe::Health;
 use super::process::boottime;
-use super::run::{Agent, random_word};
+use super::run::{Agent, Event, random_word};
 use super::volume::{Chosen, State};
 use crate::api::agent::{ClusterConfig, HandOverReason, Lsn};
 use crate::core::election::{Data, Ending, EngineState, EngineStep, Job, Member, Source, engine_step};
@@ -17,6 +18,15 @@ use crate::engine::postgres::control::{ClusterState, ControlData};
 const CLONE_EVERY: Duration = Duration::from_mins(5);
 /// After a failed job the next one waits, twice as long each time, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+
+/// What is on the volume.
+#[derive(Debug)]
+pub enum Look {
+    /// A data directory, and what its control file says.
+    Data(Box<ControlData>),
+    /// None.
+    Nothing,
+}
 
 impl Agent {
     /// Looks at the volume before anything is decided.
@@ -93,10 +103,29 @@ impl Agent {
         self.cleared_away().await;
     }
 
-    /// No process of PostgreSQL shall be left; then it is stopped.
+    /// The probes say that PostgreSQL stands still, or that its disk or data are gone: it is killed, and given back.
+    pub(super) async fn notice_illness(&mut self) {
+        let verdict = *self.health.borrow();
+        let idle =
+            matches!(self.engine, EngineState::Stopped | EngineState::Busy(Job::Clone | Job::Rewind | Job::Bootstrap));
+        let what = match verdict.health {
+            Health::Well => return,
+            _ if idle || self.postmaster.is_none() => return,
+            Health::Frozen => "PostgreSQL answers no connection any more",
+            Health::DiskHangs => "the disk does not complete a write any more",
+            Health::DataGone => "the data directory is gone",
+        };
+        tracing::error!(since = ?verdict.since, "{what}: it is killed");
+        self.tenure_ends(HandOverReason::PostgresHung);
+        self.fail(&Error::Program { program: "PostgreSQL".into(), outcome: format!("was killed: {what}") });
+        self.cleared_away().await;
+    }
+
+    /// No process of PostgreSQL shall be left; then it is stopped, and what it left is looked at beside the loop.
     pub(super) async fn cleared_away(&mut self) {
         self.job = None;
-        if !kill(&self.processes).await {
+        let complete = kill(&self.processes).await;
+        if !complete && !self.processes.doomed() {
             // It is tried again at the next turn; nothing is started meanwhile.
             self.engine = EngineState::Busy(Job::StopPrimary);
             tracing::error!("processes of PostgreSQL are left that cannot be killed");
@@ -105,14 +134,85 @@ impl Agent {
         self.postmaster = None;
         self.observation = None;
         self.engine = EngineState::Stopped;
-        // The fence's own thread may still be killing whatever is below us; once more is enough then.
-        for _ in 0..2 {
-            match control(&self.processes, &self.place.layout.pgdata()).await {
-                Ok(control) => {
-                    self.data = self.present(&control);
-                    return;
+        self.data = Data::Unknown;
+        self.doomed = !complete;
+        if self.doomed {
+            // They wait for the disk, and acknowledge nothing any more: the Lease can go. Nothing starts here before they ended.
+            tracing::error!("processes of PostgreSQL wait for the disk and end only with it");
+            self.clear_again();
+        } else {
+            self.look_again();
+        }
+    }
+
+    fn clear_again(&self) {
+        let (processes, events) = (self.processes.clone(), self.events.clone());
+        tokio::spawn(async move {
+            let complete = kill(&processes).await;
+            let _ = events.send(Event::Cleared(complete)).await;
+        });
+    }
+
+    /// What was killed has ended, or has not.
+    pub(super) fn cleared(&mut self, complete: bool) {
+        if !self.doomed {
+            return;
+        }
+        self.doomed = !complete;
+        if complete {
+            self.look_again();
+        } else {
+            self.clear_again();
+        }
+    }
+
+    /// Looks at what PostgreSQL left, beside the loop: the disk may hang.
+    fn look_again(&mut self) {
+        if std::mem::replace(&mut self.looking, true) {
+            return;
+        }
+        let (processes, events, pgdata) = (self.processes.clone(), self.events.clone(), self.place.layout.pgdata());
+        tokio::spawn(async move {
+            let mut pause = Duration::from_millis(100);
+            loop {
+                let there = tokio::fs::try_exists(pgdata.join("PG_VERSION")).await;
+                let error = match there {
+                    Ok(false) => break drop(events.send(Event::Looked(Look::Nothing)).await),
+                    Ok(true) => match control(&processes, &pgdata).await {
+                        Ok(control) => break drop(events.send(Event::Looked(Look::Data(Box::new(control)))).await),
+                        Err(error) => error,
+                    },
+                    Err(error) => Error::io("look at", &pgdata)(error),
+                };
+                tracing::warn!(%error, "the control file cannot be read");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        });
+    }
+
+    /// What is on the volume now.
+    pub(super) fn looked(&mut self, look: Look) {
+        self.looking = false;
+        if self.engine != EngineState::Stopped {
+            return;
+        }
+        match look {
+            Look::Data(control) => self.data = self.present(&control),
+            Look::Nothing => {
+                tracing::error!("the data directory is gone: this instance begins anew");
+                self.given_up = Some("its data directory was gone".into());
+                let forgotten = self.remember(|state| {
+                    (state.member, state.marker, state.proof) = (None, false, None);
+                    (state.hopeless, state.fresh) = (false, None);
+                });
+                match forgotten {
+                    Ok(()) => self.data = Data::Empty,
+                    Err(error) => {
+                        self.fail(&error);
+                        self.look_again();
+                    }
                 }
-                Err(error) => tracing::warn!(%error, "the control file cannot be read"),
             }
         }
     }

@@ -123,10 +123,13 @@ pub struct LastFailover {
 pub struct InstanceStatus {
     /// Its name, which is its Pod's and its volume's.
     pub name: String,
-    /// primary, replica, or what it is on the way to become.
+    /// primary, replica, or what it is on the way to become; missing without a Pod.
     pub role: String,
     /// Whether it serves its role.
     pub ready: bool,
+    /// Whether it has served before; one that has not is new.
+    #[serde(default)]
+    pub joined: bool,
     /// Timeline of PostgreSQL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<i64>,

@@ -1,6 +1,8 @@
 //! Kubernetes quantities (`10Gi`, `1500M`, `2e9`) as whole numbers, rounded up and capped as the API server does.
 
 const MOST: i128 = i64::MAX as i128;
+/// Digits that Kubernetes keeps as they are.
+const MOST_DIGITS: usize = 18;
 /// Kubernetes knows nothing finer.
 const NANO: i128 = 1_000_000_000;
 
@@ -12,9 +14,13 @@ pub fn parse(text: &str) -> Option<i128> {
     Some(scaled(text, 0)?.clamp(-MOST, MOST))
 }
 
-/// The value in billionths, for comparing without rounding.
+/// The value in billionths, for comparing without rounding. Kubernetes caps it only where it does not keep it as digits and
+/// a decimal exponent: `1e30` is more than `16Ei`.
 pub fn nanos(text: &str) -> Option<i128> {
-    Some(scaled(text, 9)?.clamp(-MOST * NANO, MOST * NANO))
+    let value = scaled(text, 9)?;
+    let digits = text.bytes().take_while(|b| !b.is_ascii_alphabetic()).filter(u8::is_ascii_digit).count();
+    let kept = digits <= MOST_DIGITS && !text.ends_with('i');
+    Some(if kept { value } else { value.clamp(-MOST * NANO, MOST * NANO) })
 }
 
 /// The whole of `whole` units, in nanos.
@@ -112,7 +118,8 @@ mod tests {
         assert!(nanos("33554431.5") < nanos("32Mi"));
         assert!(nanos("5.2") < nanos("5.5"));
         assert_eq!(nanos("1Gi"), Some(in_nanos(1 << 30)));
-        assert_eq!(nanos("16Ei"), nanos("1e30"));
+        assert!(nanos("16Ei") < nanos("1e30"), "as the API server has it");
+        assert_eq!(nanos("16Ei"), nanos("32Ei"));
     }
 
     #[test]

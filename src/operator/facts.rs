@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::mirror::{ClusterKey, Facts};
+use crate::api::agent::Lsn;
 use crate::api::names::{
     ANNOTATION_HAND_OVER, ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER,
     GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VOLUME, MANAGED_BY, Names,
@@ -87,10 +88,19 @@ impl Facts for VolumeFacts {
     }
 }
 
+/// The register without what every renewal changes: the holder's position.
+fn standing(register: &Known<Register>) -> Known<Register> {
+    match register {
+        Known::Present(register) => Known::Present(Register { end: Lsn::default(), ..register.clone() }),
+        other => other.clone(),
+    }
+}
+
 impl Facts for LeaseFacts {
     fn differs(&self, next: &Self) -> bool {
-        // A renewal changes none of these.
-        child_differs(&self.meta, &next.meta) || self.register != next.register || self.hand_over != next.hand_over
+        child_differs(&self.meta, &next.meta)
+            || standing(&self.register) != standing(&next.register)
+            || self.hand_over != next.hand_over
     }
 }
 
@@ -169,4 +179,25 @@ pub fn lease(lease: &Lease) -> Option<(ClusterKey, String, LeaseFacts)> {
     let since = lease.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref()).map(|time| time.0);
     let hand_over = annotation(&lease.metadata, ANNOTATION_HAND_OVER).and_then(|text| serde_json::from_str(text).ok());
     Some((cluster, name, LeaseFacts { meta: child(&lease.metadata), register, since, hand_over }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::spec::Durability;
+
+    #[test]
+    fn a_renewal_is_no_news_and_a_hand_over_is() {
+        let meta = child(&ObjectMeta::default());
+        let register = Register::initial(vec!["db-1".into()], Durability::Async);
+        let facts = |register: &Register| LeaseFacts {
+            meta: meta.clone(),
+            register: Known::Present(register.clone()),
+            since: None,
+            hand_over: None,
+        };
+        let renewed = Register { end: Lsn(7), ..register.clone() };
+        assert!(!facts(&register).differs(&facts(&renewed)));
+        assert!(facts(&register).differs(&facts(&Register { term: 1, ..renewed })));
+    }
 }

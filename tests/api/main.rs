@@ -14,6 +14,7 @@
 mod agreement;
 mod definition;
 mod degraded;
+mod handover;
 mod harness;
 mod lease;
 mod processes;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         agreement::trials(&plane),
         processes::trials(&plane),
         degraded::trials(&plane),
+        handover::trials(&plane),
     ]
     .into_iter()
     .flatten()

@@ -161,6 +161,31 @@ fn a_promotion_takes_the_reserved_timeline_and_others_follow_across_it() {
 }
 
 #[test]
+fn the_end_that_is_told_is_where_the_next_timeline_begins_also_under_load() {
+    isolated("timelines::the_end_that_is_told_is_where_the_next_timeline_begins_also_under_load", async |world| {
+        let (primary, mut replicas) = cluster(&world, 2, &[]).await;
+        primary.session.run("a table", "CREATE TABLE t(x text)").await.unwrap();
+        for _ in 0..4 {
+            let socket = primary.instance.socket.clone();
+            tokio::spawn(async move {
+                let session = socket.open("postgres").await.unwrap();
+                let insert = "INSERT INTO t SELECT repeat('x', 5000) FROM generate_series(1, 50)";
+                while session.run("rows", insert).await.is_ok() {}
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Each in the middle of what it receives.
+        for target in [4, 7] {
+            let standby = replicas.pop().unwrap();
+            let end = freeze(&world, &standby, &[]).await;
+            let received = standby.session.replay().await.unwrap().received.unwrap();
+            println!("{} bytes of a record were received", received.0 - end.1.0);
+            promote(&standby, end, target).await;
+        }
+    });
+}
+
+#[test]
 fn a_standby_stands_still_also_when_its_replay_is_stuck() {
     isolated("timelines::a_standby_stands_still_also_when_its_replay_is_stuck", async |world| {
         let settings = [("max_standby_streaming_delay", "-1")];

@@ -26,6 +26,11 @@ pub fn isolated(name: &str, test: impl AsyncFnOnce(World)) {
     #[expect(clippy::disallowed_methods, reason = "the test's own switch")]
     let child = std::env::var_os(CHILD).is_some();
     if child {
+        // What PostgreSQL says, for a look: RUST_LOG=info.
+        let filter = tracing_subscriber::EnvFilter::builder()
+            .with_default_directive(tracing_subscriber::filter::LevelFilter::OFF.into())
+            .from_env_lossy();
+        tracing_subscriber::fmt().with_env_filter(filter).init();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async { test(World::new(name)).await });
         return;

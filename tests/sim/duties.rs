@@ -309,7 +309,9 @@ impl World {
         let now = self.clock(node);
         let Some(agent) = self.nodes[node].agent.as_mut() else { return };
         let Some(campaign) = agent.campaign.take_if(|campaign| campaign.round == round) else { return };
-        agent.ballot = Some(Ballot { version: campaign.version, at: now, answers: campaign.answers });
+        let before = agent.ballot.as_ref().filter(|ballot| ballot.version == campaign.version);
+        let before = before.map_or(0, |ballot| ballot.before + 1);
+        agent.ballot = Some(Ballot { version: campaign.version, at: now, before, answers: campaign.answers });
         self.tick(node);
     }
 

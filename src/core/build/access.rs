@@ -75,7 +75,7 @@ mod tests {
                 assert!(["get", "list", "watch", "update"].contains(&verb.as_str()), "{verb}");
             }
         }
-        let pods = serde_json::to_value(&role_of(&cluster)).unwrap();
+        let pods = serde_json::to_value(role_of(&cluster)).unwrap();
         let pods = pods["rules"].as_array().unwrap().iter().find(|rule| rule["resources"][0] == "pods").unwrap();
         assert_eq!(
             pods["resourceNames"].as_array().unwrap().len(),

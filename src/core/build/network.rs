@@ -78,10 +78,11 @@ pub fn endpoint_slice(scope: Scope<'_>, name: &str) -> Child {
 /// disabled: then the user has asked that nothing moves by itself.
 ///
 /// A number of Pods and not `maxUnavailable`: that is counted from the object's scale, which a bare CRD takes away (every
-/// eviction would be refused), and which may ask for fewer than is accepted (all could be evicted together).
-pub fn pdb(scope: Scope<'_>) -> Child {
+/// eviction would be refused), and which may ask for fewer than is accepted (all could be evicted together). `running` are
+/// those that run: while some leave, the others are not evicted in their place.
+pub fn pdb(scope: Scope<'_>, running: usize) -> Child {
     let name = scope.cluster.names.pdb();
-    let least = match scope.cluster.instances {
+    let least = match usize::from(scope.cluster.instances).max(running) {
         1 if !scope.cluster.failover.enabled => 1,
         instances => instances.saturating_sub(1),
     };
@@ -116,13 +117,21 @@ mod tests {
         }
         let _: EndpointSlice = exact(&endpoint_slice(scope(&cluster), "db-rw"));
     }
+
     #[test]
     fn a_drain_takes_one_instance_at_a_time_and_waits_for_ever_only_where_that_was_asked_for() {
-        for (instances, failover, least) in
-            [(9, true, 8), (3, true, 2), (3, false, 2), (2, true, 1), (2, false, 1), (1, true, 0), (1, false, 1)]
-        {
+        for (instances, running, failover, least) in [
+            (9, 9, true, 8),
+            (3, 3, true, 2),
+            (3, 3, false, 2),
+            (2, 5, true, 4),
+            (2, 2, false, 1),
+            (1, 1, true, 0),
+            (1, 1, false, 1),
+            (1, 0, true, 0),
+        ] {
             let cluster = cluster(json!({"instances": instances, "failover": {"enabled": failover}}));
-            let pdb: PodDisruptionBudget = exact(&pdb(scope(&cluster)));
+            let pdb: PodDisruptionBudget = exact(&pdb(scope(&cluster), running));
             let spec = pdb.spec.unwrap();
             assert_eq!((spec.max_unavailable, spec.min_available), (None, Some(IntOrString::Int(least))));
         }

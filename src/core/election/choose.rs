@@ -12,7 +12,12 @@ pub enum Verdict {
     /// Take the Lease.
     Take,
     /// So many others should rather; stand back a moment for each, then begin anew.
-    StandBack(u32),
+    StandBack {
+        /// How many.
+        better: u32,
+        /// Whether this one may as well, should they not be able to (they may hear fewer).
+        may: bool,
+    },
     /// Nobody who answered may.
     Blocked(Blocked),
 }
@@ -37,8 +42,10 @@ pub fn judge(register: &Register, x: &str, me: &str, answers: &[Answer], max_lag
     match able.iter().position(|answer| answer.member == me) {
         Some(_) if active(Mutation::AheadCounted) => Verdict::Take,
         Some(0) => Verdict::Take,
-        Some(rank) => Verdict::StandBack(u32::try_from(rank).unwrap_or(u32::MAX)),
-        None if !able.is_empty() => Verdict::StandBack(u32::try_from(able.len()).unwrap_or(u32::MAX)),
+        Some(rank) => Verdict::StandBack { better: u32::try_from(rank).unwrap_or(u32::MAX), may: true },
+        None if !able.is_empty() => {
+            Verdict::StandBack { better: u32::try_from(able.len()).unwrap_or(u32::MAX), may: false }
+        }
         None => Verdict::Blocked(blocked(register, &answers)),
     }
 }

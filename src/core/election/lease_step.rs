@@ -15,6 +15,12 @@ const BEGIN_BACK: Duration = Duration::from_secs(5);
 /// How long a candidate stands back for each better one.
 pub const STAND_BACK: Duration = Duration::from_millis(700);
 
+/// How long who handed over leaves the Lease to the others.
+const STEP_BACK: Duration = Duration::from_secs(4);
+
+/// So often a candidate stands back for better ones that do nothing.
+const ROUNDS: u32 = 2;
+
 /// How long after a ballot that decided nothing the next one is held.
 pub const NEXT_BALLOT: Duration = Duration::from_secs(1);
 
@@ -157,6 +163,14 @@ fn not_held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
     if view.bound_until.is_none_or(|until| view.now < until) {
         return LeaseStep::Wait { why: "bound by a promise to the holder".into(), until: view.bound_until };
     }
+    // Who handed over lets the others go first: in its own ballot their answers may be missing.
+    if let Some(Release { wish: Some(wish), .. }) = &register.release
+        && *wish != view.me.instance
+        && register.holder == view.me.holder()
+        && view.now < seen.since + STEP_BACK
+    {
+        return LeaseStep::Wait { why: format!("handed over to {wish}"), until: Some(seen.since + STEP_BACK) };
+    }
     // A published bootstrap that was not adopted is the only copy there is.
     if let Data::Staged { system_id, .. } = view.data {
         return if Some(system_id) == register.system_id.as_ref() {
@@ -166,6 +180,17 @@ fn not_held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
         };
     }
     let Data::Present(member) = view.data else { return wait("no data here") };
+    // This start's predecessor was the holder and is dead. It is given back in its name, so that all know at once; a replica
+    // is ready sooner than crash recovery.
+    if view.me.is_earlier_start(&register.holder)
+        && !register.released()
+        && !member.end_known
+        && terms.failover
+        && terms.instances.len() > 1
+    {
+        let release = Some(Release { timeline: member.timeline, lsn: None, wish: None });
+        return LeaseStep::Release(Box::new(Register { release, ..register.clone() }));
+    }
     let proven = register.whole(&member.id, member.proof.as_deref());
     if !member.marker || Some(&member.system_id) != register.system_id.as_ref() {
         return wait("the data here may not be elected");
@@ -189,11 +214,15 @@ fn elect(view: &View<'_>, seen: &Seen, terms: &Terms, me: &str, proven: bool) ->
         }
     };
     match judge(&seen.register, &seen.version, me, &ballot.answers, terms.max_lag) {
-        Verdict::Take if proven => LeaseStep::Take(Box::new(continued(view, &seen.register, terms))),
-        Verdict::Take => LeaseStep::Take(Box::new(promoted(view, &seen.register, terms, &ballot.answers, me))),
-        Verdict::StandBack(better) => {
+        Verdict::StandBack { better, may } if !may || ballot.before < ROUNDS => {
             again(ballot.at + STAND_BACK * better.min(4), "a better candidate answered".into())
         }
+        // Whoever stood back in vain takes it as well: the better one may hear fewer than this one does.
+        Verdict::Take | Verdict::StandBack { .. } => LeaseStep::Take(Box::new(if proven {
+            continued(view, &seen.register, terms)
+        } else {
+            promoted(view, &seen.register, terms, &ballot.answers, me)
+        })),
         Verdict::Blocked(_)
             if terms.accept_loss == Some(seen.register.term)
                 && best_of_the_rest(&seen.register, &seen.version, me, &ballot.answers) =>

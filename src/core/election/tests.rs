@@ -110,7 +110,7 @@ impl World {
     fn vote(&mut self, version: String, mut answers: Vec<Answer>) {
         let view = self.view();
         answers.push(vote::answer(&view, vote::may_freeze(&view).unwrap(), &version, 0, false));
-        self.ballot = Some(Ballot { version, at: self.now, answers });
+        self.ballot = Some(Ballot { version, at: self.now, before: 0, answers });
     }
 }
 
@@ -401,7 +401,7 @@ prop_compose! {
         world.cannot_follow = cannot_follow;
         world.stopping = stopping;
         world.promise = promised.then(|| Promise::with(None, "1"));
-        world.ballot = Some(Ballot { version: "1".into(), at: now, answers });
+        world.ballot = Some(Ballot { version: "1".into(), at: now, before: 0, answers });
         world
     }
 }

@@ -131,6 +131,8 @@ pub struct Ballot {
     pub version: String,
     /// When the round ended.
     pub at: Boot,
+    /// How many rounds on this version came before it.
+    pub before: u32,
     /// The answers, the candidate's own among them.
     pub answers: Vec<Answer>,
 }

@@ -29,7 +29,7 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
         network::service_headless(scope),
         network::endpoint_slice(scope, &names.endpoints_rw()),
         network::endpoint_slice(scope, &names.endpoints_ro()),
-        network::pdb(scope),
+        network::pdb(scope, plan.members.run.len()),
     ];
     for child in wanted {
         one(known.get(&child.id), child, scope, plan);

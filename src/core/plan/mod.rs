@@ -16,7 +16,6 @@ mod tests_rolls;
 mod volumes;
 
 pub use members::Members;
-pub use pods::serves;
 pub use secrets::{SecretContent, SecretInputs};
 
 use super::accept::{Accepted, Refused, accept};

@@ -234,25 +234,34 @@ fn void(world: &World, found: &PodFacts, scope: Scope<'_>) -> bool {
 }
 
 /// Why no instance may be stopped now although all serve: a hand-over is not complete, or commits could wait for an
-/// instance that does not count for them yet.
+/// instance that does not count for them yet. What the primary sees is asked, since the kubelet of a lost node says
+/// nothing for a while.
 pub fn unsettled(world: &World, scope: Scope<'_>, plan: &Plan) -> Option<String> {
     let lease = world.lease.present()?;
     let register = lease.register.present()?;
+    let primary = plan.members.primary.filter(|_| plan.members.wanted.len() > 1)?;
     let told = lease.hand_over.as_ref().filter(|told| told.term == register.term && told.from.is_some());
     if let Some(told) = told.filter(|told| told.completed_at.is_none()) {
         return Some(format!("waits until {} has taken over", told.to));
     }
-    let rule = register.rule().filter(|rule| rule.k > 0)?;
     let names = &scope.cluster.names;
-    let primary = plan.members.primary?;
-    let member = |ordinal: &u8| world.reports.get(ordinal).and_then(Known::present).and_then(|r| r.member.as_ref());
-    let report = world.reports.get(&primary).and_then(Known::present);
-    if !report.is_some_and(|report| report.rules_confirmed) {
+    let Some(Known::Present(report)) = world.reports.get(&primary) else {
+        return Some(format!("waits until the agent of {} answers", names.instance(primary)));
+    };
+    let rule = register.rule().filter(|rule| rule.k > 0);
+    if rule.is_some() && !report.rules_confirmed {
         return Some(format!("waits until {} has proven that its sync rule is in force", names.instance(primary)));
     }
-    let mut replicas = plan.members.wanted.iter().filter(|ordinal| **ordinal != primary);
-    let out = replicas.find(|ordinal| member(ordinal).is_some_and(|member| !rule.members.contains(member)))?;
-    Some(format!("waits until commits count {} again", names.instance(*out)))
+    let counts = |ordinal: u8| {
+        let name = names.instance(ordinal);
+        let own = world.reports.get(&ordinal).and_then(Known::present).and_then(|report| report.member.as_ref());
+        report.replicas.iter().any(|replica| {
+            let this = replica.instance.as_ref() == Some(&name) || Some(&replica.member) == own;
+            this && replica.streaming && rule.is_none_or(|rule| rule.members.contains(&replica.member))
+        })
+    };
+    let out = plan.members.wanted.iter().find(|ordinal| **ordinal != primary && !counts(**ordinal))?;
+    Some(format!("waits until {} streams and counts for commits again", names.instance(*out)))
 }
 
 /// Replaces outdated Pods one at a time: replicas from the highest, then the primary, whose end is a planned hand-over to

@@ -78,7 +78,22 @@ fn nobody_is_stopped_before_commits_count_who_came_back() {
         present(&mut present(&mut world.lease).register).rules[0].members.remove("m3");
     });
     assert!(deletes(&uncounted).is_empty());
-    assert!(plan(&uncounted).progress.contains("commits count db-3 again"), "{}", plan(&uncounted).progress);
+    assert!(
+        plan(&uncounted).progress.contains("db-3 streams and counts for commits again"),
+        "{}",
+        plan(&uncounted).progress
+    );
+    // Its node is lost, and nobody has noticed but the primary.
+    let lost = settled_but(&world, |world| {
+        world.reports.insert(2, Known::Unknown("no answer".into()));
+        present(world.reports.get_mut(&1).unwrap()).replicas[0].streaming = false;
+    });
+    assert!(deletes(&lost).is_empty());
+    assert!(plan(&lost).progress.contains("until db-2 streams"), "{}", plan(&lost).progress);
+    let silent = settled_but(&world, |world| {
+        world.reports.insert(1, Known::Unknown("no answer".into()));
+    });
+    assert!(deletes(&silent).is_empty());
     let handing = settled_but(&world, |world| {
         hand_over(world, 2);
         present(&mut world.lease).hand_over.as_mut().unwrap().completed_at = None;

@@ -93,9 +93,9 @@ pub(super) fn last_failover(world: &World, now: Option<&ElectionStatus>) -> Opti
 
 /// Seconds between two times, to the millisecond. Their clocks may be of two machines, so it is never negative.
 fn seconds(from: &str, to: &str) -> Option<f64> {
-    let time = |text: &str| text.parse::<Timestamp>().ok();
-    let millis = time(to)?.as_millisecond().saturating_sub(time(from)?.as_millisecond()).max(0);
-    Some(f64::from(i32::try_from(millis).unwrap_or(i32::MAX)) / 1000.0)
+    let millis = |text: &str| text.parse::<Timestamp>().ok().map(Timestamp::as_millisecond);
+    let took = millis(to)?.saturating_sub(millis(from)?).max(0);
+    Some(f64::from(i32::try_from(took).unwrap_or(i32::MAX)) / 1000.0)
 }
 
 /// The hand-over that is complete now and was not before.

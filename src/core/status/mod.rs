@@ -10,6 +10,8 @@ mod writes;
 
 pub use election::{completed, started};
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::accept::Refused;
@@ -45,8 +47,9 @@ pub fn status(world: &World, plan: &Plan, failures: &[Failure]) -> HelloOperator
         status = HelloOperatorStatus { observed_generation: status.observed_generation, ..before.clone() };
     }
     if !paused {
-        status.instances = instances(world);
-        status.instance_count = count(status.instances.len());
+        status.instances = instances(world, plan);
+        let pods = world.pods.present().map(BTreeMap::len);
+        status.instance_count = pods.map_or_else(|| before.map_or(0, |before| before.instance_count), count);
         status.ready_instances = count(status.instances.iter().filter(|instance| instance.ready).count());
         status.primary = primary::primary(world, plan);
         status.replication = primary::replication(world, plan);
@@ -95,7 +98,7 @@ fn verdicts(
             .map(|kind| Verdict { kind, holds: false, reason: "Paused".into(), sentence: sentence.into() })
             .collect();
     }
-    let trouble = worst(world, plan, failures);
+    let trouble = worst(world, plan, failures, &status.instances);
     let writes = write_available(world, plan, status.election.as_ref());
     vec![ready(plan, status, trouble.as_ref(), writes.holds), progressing(plan), degraded(trouble), writes]
 }

@@ -180,16 +180,28 @@ fn commits_that_wait_for_replicas_are_no_available_writes() {
 }
 
 #[test]
-fn a_member_that_stays_away_is_a_trouble_and_one_that_restarts_is_none() {
+fn a_member_that_stays_away_is_a_trouble_and_one_that_restarts_or_is_new_is_none() {
+    let later = |world: &mut World, seconds: i64| {
+        world.now = jiff::Timestamp::from_second(world.now.as_second() + seconds).unwrap();
+        look(world).1
+    };
     let mut world = three();
-    present(&mut world.pods).get_mut(&2).unwrap().ready = false;
+    let lost = present(&mut world.pods).remove(&2).unwrap();
     let (_, after) = look(&mut world);
     assert_eq!(condition(&after, "Degraded").0, "False");
-    world.now = jiff::Timestamp::from_second(world.now.as_second() + 31).unwrap();
-    let (_, after) = look(&mut world);
-    let (holds, reason, sentence) = condition(&after, "Degraded");
+    assert_eq!((after.instance_count, after.instances[1].role.as_str()), (2, "missing"));
+    let (holds, reason, sentence) = condition(&later(&mut world, 31), "Degraded");
     assert_eq!((holds.as_str(), reason.as_str()), ("True", "InstanceMissing"));
     assert!(sentence.starts_with("db-2 is out of service"), "{sentence}");
-    present(&mut world.pods).get_mut(&2).unwrap().ready = true;
+    present(&mut world.pods).insert(2, lost);
     assert_eq!(condition(&look(&mut world).1, "Degraded").0, "False");
+
+    // A new one may take its time.
+    change(&mut world, json!({"instances": 4}));
+    for _ in 0..3 {
+        let next = plan(&world);
+        crate::core::plan::testing::apply_to(&mut world, &next);
+    }
+    assert_eq!(condition(&later(&mut world, 1), "Ready").0, "False");
+    assert_eq!(condition(&later(&mut world, 600), "Degraded").0, "False");
 }

@@ -2,12 +2,13 @@
 
 use crate::api::agent::{Phase, Report};
 use crate::api::spec::State;
+use crate::api::status::InstanceStatus;
 use crate::core::accept::Refused;
-use crate::core::plan::{Doing, Plan, serves};
+use crate::core::plan::{Doing, Plan};
 use crate::core::world::{Failure, Known, Trouble, World};
 
 /// The trouble that people should hear of first.
-pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure]) -> Option<Trouble> {
+pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure], instances: &[InstanceStatus]) -> Option<Trouble> {
     if let Some(Refused::Invalid(sentence)) = &plan.refused {
         return Some(Trouble { reason: "Invalid".into(), sentence: sentence.clone() });
     }
@@ -28,7 +29,7 @@ pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure]) -> Option<
     });
     let mut all: Vec<Trouble> = plan.troubles(failures).chain(pods).cloned().collect();
     all.extend(failed);
-    all.extend(missing(world, plan));
+    all.extend(missing(world, plan, instances));
     all.extend(crd);
     let first = all.first()?.clone();
     let mut sentences: Vec<String> = Vec::new();
@@ -44,44 +45,35 @@ pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure]) -> Option<
 /// Seconds for which an instance may be away before that is a trouble: restarts and rolls take less.
 const AWAY: i64 = 30;
 
-/// Instances that do not serve, for longer than a restart takes and without another trouble that says why. New ones that
-/// still copy are not missing.
-fn missing(world: &World, plan: &Plan) -> Option<Trouble> {
-    const REASON: &str = "InstanceMissing";
+/// Instances that served and do not, for longer than a restart takes and without another trouble that says why.
+fn missing(world: &World, plan: &Plan, instances: &[InstanceStatus]) -> Option<Trouble> {
     let cluster = &plan.accepted.as_ref()?.cluster;
     let calm = !matches!(plan.doing, Doing::Scaling | Doing::Rolling | Doing::Hibernating);
-    if cluster.state != State::Running || !calm || plan.members.term == 0 {
+    let mut before = world.object.status.iter().flat_map(|status| &status.conditions);
+    let ready = before.find(|condition| condition.type_ == "Ready")?;
+    let since = world.now.as_second() - ready.last_transition_time.0.as_second();
+    if cluster.state != State::Running || !calm || ready.status == "True" || since < AWAY {
         return None;
     }
-    let before = |kind: &str| world.object.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == kind);
-    let ready = before("Ready")?;
-    if ready.status == "True" || world.now.as_second() - ready.last_transition_time.0.as_second() < AWAY {
-        return None;
-    }
-    let known = before("Degraded").is_some_and(|degraded| degraded.status == "True" && degraded.reason == REASON);
-    let pod = |ordinal: u8| world.pods.present().and_then(|pods| pods.get(&ordinal));
-    let names: Vec<String> = plan
-        .members
-        .wanted
+    let names = &world.object.names;
+    let told = |ordinal: u8| {
+        let pod = world.pods.present().and_then(|pods| pods.get(&ordinal));
+        let report = world.reports.get(&ordinal).and_then(Known::present);
+        pod.is_some_and(|pod| pod.trouble.is_some()) || report.is_some_and(|report| report.phase == Phase::Failed)
+    };
+    let away: Vec<&str> = instances
         .iter()
-        .filter(|ordinal| !serves(world, **ordinal) && pod(**ordinal).is_none_or(|pod| pod.trouble.is_none()))
-        .filter(|ordinal| match world.reports.get(ordinal) {
-            Some(Known::Present(report)) => match report.phase {
-                Phase::Failed => false,
-                Phase::Bootstrapping | Phase::Cloning => known,
-                _ => true,
-            },
-            _ => true,
-        })
-        .map(|ordinal| world.object.names.instance(*ordinal))
+        .filter(|instance| instance.joined && !instance.ready)
+        .filter(|instance| names.ordinal(&instance.name).is_some_and(|ordinal| !told(ordinal)))
+        .map(|instance| instance.name.as_str())
         .collect();
-    (!names.is_empty()).then(|| Trouble {
-        reason: REASON.into(),
-        sentence: format!("{} out of service: status.instances says what is known", are(&names)),
+    (!away.is_empty()).then(|| Trouble {
+        reason: "InstanceMissing".into(),
+        sentence: format!("{} out of service: status.instances says what is known", are(&away)),
     })
 }
 
-fn are(names: &[String]) -> String {
+fn are(names: &[&str]) -> String {
     let verb = if names.len() == 1 { "is" } else { "are" };
     format!("{} {verb}", names.join(", "))
 }

@@ -50,6 +50,9 @@ pub fn derived(memory: u64, wal_volume: u64, max_connections: u64) -> BTreeMap<S
 pub fn defaults() -> BTreeMap<String, String> {
     [
         ("max_connections", "100"),
+        // Named even where they are the defaults: a replica names them, and one that goes from the file waits for a restart.
+        ("max_locks_per_transaction", "64"),
+        ("max_prepared_transactions", "0"),
         ("max_worker_processes", "16"),
         ("max_wal_senders", "32"),
         ("max_replication_slots", "32"),
