@@ -80,6 +80,8 @@ async fn leader_and_primary(suite: &'static Suite, case: Case) -> Result {
         let (since, term) = (Instant::now(), world.term().await?);
         world.ask_for(&beside).await?;
         world.taken(since, term, TAKEN).await?;
+        // Else it would be handed back.
+        case.change("db", json!({"primary": null})).await?;
         world.converged().await?;
     }
     let term = world.term().await?;
