@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus::{IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{Counter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use super::process::boottime;
-use crate::api::agent::Report;
+use crate::api::agent::{ElectionPhase, Report};
 use crate::telemetry;
 use crate::telemetry::health::Health;
 
@@ -139,6 +139,19 @@ fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
         "Whether a primary has proven that its sync rule is in force.",
         i64::from(report.rules_confirmed),
     )?;
+    let blocked = report.election.as_ref().is_some_and(|election| election.phase == ElectionPhase::Blocked);
+    gauge("hello_pg_election_blocked", "Whether nobody who answers may take over.", i64::from(blocked))?;
+    gauge(
+        "hello_pg_lease_held_by_promises",
+        "Whether a primary goes on by the promises of the members, because the API server is away.",
+        i64::from(report.held),
+    )?;
+    let unavailable = Counter::new(
+        "hello_pg_write_unavailable_seconds_total",
+        "Seconds in which this instance was to take writes and did not.",
+    )?;
+    unavailable.inc_by(report.unavailable_seconds.max(0.0));
+    registry.register(Box::new(unavailable))?;
     gauge(
         "hello_pg_pending_restart_settings",
         "Settings whose new value waits for a restart.",
