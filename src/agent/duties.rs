@@ -186,6 +186,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
         ready: false,
         config_generation: 0,
         pending_restart: Vec::new(),
+        restart_in_place: false,
         restarted_for: None,
         disk: None,
         replicas: Vec::new(),

@@ -211,6 +211,7 @@ mod tests {
             ready: true,
             config_generation: 1,
             pending_restart: Vec::new(),
+            restart_in_place: false,
             restarted_for: None,
             disk: None,
             replicas: Vec::new(),

@@ -108,6 +108,9 @@ pub struct Report {
     /// Settings whose new value waits for a restart.
     #[serde(default)]
     pub pending_restart: Vec<String>,
+    /// Whether only a restart in place helps (a primary): a smaller value waits that its replicas could not have taken over yet.
+    #[serde(default)]
+    pub restart_in_place: bool,
     /// Value of the last restart command that was carried out.
     #[serde(default)]
     pub restarted_for: Option<String>,

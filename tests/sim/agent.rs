@@ -127,6 +127,7 @@ impl World {
             container_id: agent.container_id.as_deref(),
             confirmed: agent.confirmed.as_ref(),
             cannot_follow: machine.cannot_follow,
+            restarting: false,
             stopping: agent.stopping,
         }))
     }

@@ -85,6 +85,7 @@ impl World {
             terminated: self.terminated.as_deref(),
             container_id: None,
             cannot_follow: self.cannot_follow,
+            restarting: false,
             stopping: self.stopping,
         }
     }

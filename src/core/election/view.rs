@@ -52,6 +52,8 @@ pub struct View<'a> {
     pub confirmed: Option<&'a Rule>,
     /// Whether the WAL that this replica needs is gone at its source, so that only a fresh clone helps.
     pub cannot_follow: bool,
+    /// Whether PostgreSQL was stopped on purpose, to be started again in place.
+    pub restarting: bool,
     /// Whether this agent was asked to end.
     pub stopping: bool,
 }
@@ -173,6 +175,7 @@ impl View<'_> {
     /// recovery. The Lease is given back then, and PostgreSQL must not be started meanwhile.
     pub fn gives_up(&self) -> bool {
         *self.engine == EngineState::Stopped
+            && !self.restarting
             && self.tenure.is_some_and(|tenure| tenure.served)
             && self.terms.is_some_and(|terms| terms.failover && terms.instances.len() > 1)
     }

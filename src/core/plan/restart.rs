@@ -47,7 +47,9 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
     let annotation = world.object.restart.as_deref().unwrap_or_default();
     let (term, id) = (plan.members.term, format!("{annotation}{SEPARATOR}{}", config.generation));
     // A replica is there sooner than the primary is back. Where the user wants this very one, it would be handed back at once.
-    let hands_over = scope.cluster.failover.enabled && scope.cluster.primary != Some(*ordinal);
+    // A replica keeps its primary's value as a floor, so it would wait for the same restart.
+    let in_place = world.reports.get(ordinal).and_then(Known::present).is_some_and(|report| report.restart_in_place);
+    let hands_over = scope.cluster.failover.enabled && scope.cluster.primary != Some(*ordinal) && !in_place;
     let step = if Some(*ordinal) == primary && plan.members.wanted.len() > 1 && hands_over {
         let command = SwitchoverCommand { term, id, to: None, reason: why.clone() };
         plan.push(format!("switchover from {name}"), Action::Switchover { primary: *ordinal, command }, why)

@@ -305,6 +305,7 @@ pub fn agents_work(world: &mut World) {
             ready: true,
             config_generation: generation,
             pending_restart: pending,
+            restart_in_place: false,
             restarted_for: before.and_then(|report| report.restarted_for),
             disk: None,
             replicas: if ordinal == primary { replicas.clone() } else { Vec::new() },
