@@ -33,7 +33,7 @@ async fn disk_full(suite: &'static Suite, case: Case) -> Result {
     let _ = world
         .sql(&primary, "create table bulk as select repeat(md5(n::text), 30) from generate_series(1, 200000) n")
         .await;
-    case.says("db", "Degraded", true, "full").await?;
+    case.says("db", "Degraded", true, "space").await?;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!((world.primary().await?, world.term().await?), (primary.clone(), term), "a failover that helps nobody");
     case.change("db", json!({"storage": {"size": "1Gi"}})).await?;
