@@ -99,10 +99,10 @@ async fn middle_of_an_election(suite: &'static Suite, case: Case) -> Result {
     let world = World::start(suite, &case, json!({}), Load::LIGHT).await?;
     world.converged().await?;
     // From just before the Lease can be taken to just after.
-    for delay in [14_000, 15_300, 16_000] {
+    for delay in [12_500, 13_500, 14_300] {
         let (term, primary) = (world.term().await?, world.primary().await?);
         let began = Fault::PowerLoss.strike(&world, &primary).await?;
-        tokio::time::sleep(Duration::from_millis(delay)).await;
+        tokio::time::sleep(Duration::from_millis(delay).saturating_sub(began.elapsed())).await;
         suite.cluster().api_server().stop().await?;
         tokio::time::sleep(Duration::from_secs(30)).await;
         suite.cluster().api_server().continue_().await?;

@@ -49,6 +49,9 @@ async fn round(world: &mut World, fault: Fault, operator: OperatorIs) -> Result<
         fault.name(),
         world.primary().await?
     ));
+    for reason in world.ledger().reasons_since(began) {
+        say(&format!("  {reason}"));
+    }
     Ok(recovery)
 }
 

@@ -59,6 +59,19 @@ impl Ledger {
         lock(&self.failures).iter().filter(|(at, _)| *at >= since).map(|(_, why)| why.clone()).collect()
     }
 
+    /// What failed since a moment, in the order in which it began: the reason, and from when to when it was seen.
+    pub fn reasons_since(&self, since: Instant) -> Vec<String> {
+        let mut reasons: Vec<(String, Duration, Duration)> = Vec::new();
+        for (at, why) in lock(&self.failures).iter().filter(|(at, _)| *at >= since) {
+            let at = at.saturating_duration_since(since);
+            match reasons.iter_mut().find(|(known, ..)| known == why) {
+                Some((.., last)) => *last = at,
+                None => reasons.push((why.clone(), at, at)),
+            }
+        }
+        reasons.iter().map(|(why, first, last)| format!("{first:.2?} to {last:.2?}: {why}")).collect()
+    }
+
     /// Whether a row that was sent after a moment is acknowledged.
     pub fn acknowledged_after(&self, moment: Instant) -> bool {
         lock(&self.acks).iter().rev().take(5000).any(|ack| ack.sent > moment)

@@ -57,6 +57,17 @@ impl Drop for Writer {
     }
 }
 
+/// An error with its causes: tokio-postgres says only "db error" itself.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
 /// How to reach a cluster.
 #[derive(Clone)]
 struct Target {
@@ -132,7 +143,7 @@ impl Session {
     async fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             if let Err(why) = self.connected().await {
-                self.ledger.fail(why.to_string());
+                self.ledger.fail(sentence(why.as_ref()));
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
