@@ -5,22 +5,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Error;
-use super::bootstrap::{control, password_sql};
+use super::bootstrap::password_sql;
 use super::conf::Aim;
+use super::configure::Reread;
 use super::endpoints::Routes;
 use super::files::{Fingerprint, Secrets};
-use super::history::history_of;
 use super::members::SLOT_GRACE;
-use super::postmaster::{Files, Postmaster};
+use super::postmaster::Files;
 use super::process::boottime;
-use super::report::Numbers;
 use super::rules::confirm;
-use super::run::{Agent, Event, show};
-use super::sql::{Slot, Socket};
+use super::run::{Agent, Event};
+use super::sql::Slot;
 use super::volume::Chosen;
-use crate::api::agent::{Phase, Report};
 use crate::api::names::SUPERUSER;
-use crate::core::election::{Boot, Data, EngineState, Identity, Job, Rule, SyncSetting};
+use crate::core::election::{Boot, Data, EngineState, Job, Rule, SyncSetting};
 use crate::engine::postgres::{slots, sync_names};
 
 /// How often things are looked at again although nothing seems to have changed.
@@ -32,27 +30,24 @@ const FLOOR_EVERY: Duration = Duration::from_secs(15);
 const ROUTES_EVERY: Duration = Duration::from_secs(5);
 /// A duty that failed waits this long.
 const RETRY: Duration = Duration::from_secs(1);
-/// A replica stays ready this long without a stream: its primary may be restarting.
-const GAP: Duration = Duration::from_secs(10);
 /// An observation is believed this long.
 const FRESH: Duration = Duration::from_secs(4);
-const RELOAD: Duration = Duration::from_secs(5);
 
 /// A thing that is done now and then, one at a time.
 #[derive(Debug, Default)]
-struct Turn {
+pub(super) struct Turn {
     busy: bool,
     next: Boot,
 }
 
 impl Turn {
-    fn due(&self) -> bool {
+    pub(super) fn due(&self) -> bool {
         !self.busy && boottime() >= self.next
     }
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.busy = true;
     }
-    fn end(&mut self, pause: Duration) {
+    pub(super) fn end(&mut self, pause: Duration) {
         self.busy = false;
         self.next = boottime() + pause;
     }
@@ -60,42 +55,43 @@ impl Turn {
 
 /// What was done and what is under way.
 pub(super) struct Duties {
-    confirmed: Option<Rule>,
-    confirming: Turn,
+    pub(super) confirmed: Option<Rule>,
+    pub(super) confirming: Turn,
     /// The running PostgreSQL came from an empty synchronous_standby_names, and no checkpoint has completed since.
-    from_empty: bool,
-    written: Option<Written>,
-    reloading: Turn,
-    loaded: i64,
-    pending: Vec<String>,
-    peers: BTreeMap<String, Turn>,
-    slots: Turn,
-    floor: Turn,
-    strange_slots: BTreeMap<String, Boot>,
-    routes: Turn,
-    routed: Option<Routes>,
-    passwords: Turn,
-    passwords_set: Option<Fingerprint>,
-    secrets_looked: Boot,
-    server: Fingerprint,
-    api: Fingerprint,
-    passwords_mounted: Fingerprint,
+    pub(super) from_empty: bool,
+    pub(super) written: Option<Written>,
+    pub(super) reloading: Turn,
+    pub(super) loaded: i64,
+    pub(super) pending: Vec<String>,
+    pub(super) peers: BTreeMap<String, Turn>,
+    pub(super) slots: Turn,
+    pub(super) floor: Turn,
+    pub(super) strange_slots: BTreeMap<String, Boot>,
+    pub(super) routes: Turn,
+    pub(super) tried: Option<Routes>,
+    pub(super) routed: Option<Routes>,
+    pub(super) passwords: Turn,
+    pub(super) passwords_set: Option<Fingerprint>,
+    pub(super) secrets_looked: Boot,
+    pub(super) server: Fingerprint,
+    pub(super) api: Fingerprint,
+    pub(super) passwords_mounted: Fingerprint,
     /// Why the configuration cannot be made.
-    trouble: Option<String>,
-    observed_at: Boot,
-    streamed_at: Option<Boot>,
+    pub(super) trouble: Option<String>,
+    pub(super) observed_at: Boot,
+    pub(super) streamed_at: Option<Boot>,
     /// Time in which this instance was to take writes and did not, and when that was looked at last.
-    unavailable: Duration,
-    looked_at: Boot,
+    pub(super) unavailable: Duration,
+    pub(super) looked_at: Boot,
 }
 
 /// The files that PostgreSQL reads or has to read again.
-struct Written {
-    chosen: Chosen,
-    sync: Option<SyncSetting>,
-    files: Files,
+pub(super) struct Written {
+    pub(super) chosen: Chosen,
+    pub(super) sync: Option<SyncSetting>,
+    pub(super) files: Files,
     /// Whether PostgreSQL has to be told.
-    told: bool,
+    pub(super) told: bool,
 }
 
 impl Duties {
@@ -113,6 +109,7 @@ impl Duties {
             floor: Turn::default(),
             strange_slots: BTreeMap::new(),
             routes: Turn::default(),
+            tried: None,
             routed: None,
             passwords: Turn::default(),
             passwords_set: None,
@@ -140,7 +137,7 @@ impl Duties {
 
     /// A new term: nothing that was proven or written in an older one counts.
     pub(super) fn begin_term(&mut self) {
-        (self.confirmed, self.routed) = (None, None);
+        (self.confirmed, self.tried, self.routed) = (None, None, None);
     }
 
     /// PostgreSQL is about to start with these files.
@@ -159,45 +156,10 @@ impl Duties {
     }
 }
 
-fn sync_of(aim: &Aim) -> Option<SyncSetting> {
+pub(super) fn sync_of(aim: &Aim) -> Option<SyncSetting> {
     match aim {
         Aim::Primary(sync) | Aim::Promotion(sync) => Some(sync.clone()),
         Aim::Standby { .. } => None,
-    }
-}
-
-/// The report before anything is known.
-pub(super) fn first_report(me: &Identity) -> Report {
-    Report {
-        instance: me.instance.clone(),
-        pod_uid: me.pod_uid.clone(),
-        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        phase: Phase::Waiting,
-        message: Some("the agent begins".into()),
-        member: None,
-        system_id: None,
-        term: 0,
-        register: None,
-        timeline: None,
-        history: Vec::new(),
-        lsn: None,
-        replayed: None,
-        streaming: false,
-        ready: false,
-        config_generation: 0,
-        pending_restart: Vec::new(),
-        restart_in_place: false,
-        restarted_for: None,
-        disk: None,
-        replicas: Vec::new(),
-        rules_confirmed: false,
-        marker: false,
-        draining: false,
-        election: None,
-        held: false,
-        lease_age_seconds: None,
-        rejoined: None,
-        unavailable_seconds: 0.0,
     }
 }
 
@@ -206,7 +168,14 @@ impl Agent {
         self.look_at_secrets();
         self.look_at_floor();
         self.configure();
-        if self.engine != EngineState::Primary || self.tenure.is_none() {
+        if self.tenure.is_none() {
+            return;
+        }
+        if self.engine == EngineState::Busy(Job::Promote) {
+            // It takes a moment until this arrives at all nodes, and the promotion is done by then.
+            self.route();
+        }
+        if self.engine != EngineState::Primary {
             return;
         }
         self.ask_peers();
@@ -214,6 +183,9 @@ impl Agent {
         self.set_passwords();
         self.look_after_slots();
         self.route();
+        if self.duties.routed.is_some() {
+            self.complete_hand_over();
+        }
     }
 
     fn look_at_secrets(&mut self) {
@@ -239,73 +211,6 @@ impl Agent {
             }
         }
         self.duties.passwords_mounted = secrets.fingerprint(&["app", "superuser"]);
-    }
-
-    /// Makes the running PostgreSQL follow the configuration, the rule and the source that hold now.
-    pub(super) fn configure(&mut self) {
-        let aim = match &self.engine {
-            EngineState::Primary => match self.sync_setting() {
-                Some(sync) => Aim::Primary(sync),
-                None => return,
-            },
-            EngineState::Standby { source, .. } => self.standby_aim(source.clone()),
-            EngineState::Stopped | EngineState::Busy(_) => return,
-        };
-        let (Some(config), Some(postmaster)) = (&self.config, &self.postmaster) else { return };
-        let chosen = self.chosen(config);
-        let files = match self.place.files(config, &chosen, &aim) {
-            Ok(files) => files,
-            Err(error) => {
-                self.duties.trouble = Some(error.to_string());
-                return;
-            }
-        };
-        let sync = sync_of(&aim);
-        match &mut self.duties.written {
-            Some(written) if written.files == files => written.chosen = chosen,
-            _ => {
-                if let Err(error) = files.write(&self.place.layout.pgdata()) {
-                    self.duties.trouble = Some(error.to_string());
-                    return;
-                }
-                let before = self.duties.written.as_ref().and_then(|written| written.sync.clone());
-                if let (Some(before), Some(after)) = (before, &sync)
-                    && before != *after
-                {
-                    tracing::info!(names = %sync_names::any(after.k, &after.members), "commits wait for");
-                    self.duties.from_empty |= before.k == 0 && after.k > 0;
-                }
-                self.duties.written = Some(Written { chosen, sync, files, told: false });
-            }
-        }
-        self.duties.trouble = None;
-        let Some(written) = &mut self.duties.written else { return };
-        if written.told && self.duties.loaded == written.chosen.generation || !self.duties.reloading.due() {
-            return;
-        }
-        let reload = !written.told;
-        written.told = true;
-        let chosen = written.chosen.clone();
-        self.duties.reloading.begin();
-        let (socket, postmaster, events) = (self.place.socket.clone(), postmaster.clone(), self.events.clone());
-        tokio::spawn(async move {
-            let outcome = read_again(&socket, &postmaster, reload).await;
-            let _ = events.send(Event::Reloaded(chosen, outcome)).await;
-        });
-    }
-
-    /// A replica keeps what its primary's settings were when it began to follow. When the primary's went down meanwhile, the
-    /// control file says so as soon as that is replayed.
-    fn look_at_floor(&mut self) {
-        if !matches!(self.engine, EngineState::Standby { .. }) || !self.duties.floor.due() {
-            return;
-        }
-        self.duties.floor.begin();
-        let (processes, pgdata, events) = (self.processes.clone(), self.place.layout.pgdata(), self.events.clone());
-        tokio::spawn(async move {
-            let outcome = control(&processes, &pgdata).await.map(|control| control.critical);
-            let _ = events.send(Event::Floor(outcome)).await;
-        });
     }
 
     /// Asks each of the others for itself: one that does not answer holds up nobody.
@@ -426,7 +331,7 @@ impl Agent {
     }
 
     fn route(&mut self) {
-        if self.observation.is_none() || self.duties.routes.busy {
+        if self.duties.routes.busy {
             return;
         }
         let Some(tenure) = &self.tenure else { return };
@@ -435,11 +340,11 @@ impl Agent {
             primary: vec![(self.me.instance.clone(), self.address)],
             replicas: self.members.serving(),
         };
-        let changed = self.duties.routed.as_ref() != Some(&routes);
-        // A failed write waits; a change does not.
-        if !changed && !self.duties.routes.due() {
+        // What was tried already waits, also when it failed; a change does not.
+        if self.duties.tried.as_ref() == Some(&routes) && !self.duties.routes.due() {
             return;
         }
+        self.duties.tried = Some(routes.clone());
         self.duties.routes.begin();
         let (endpoints, events) = (self.endpoints.clone(), self.events.clone());
         tokio::spawn(async move {
@@ -564,7 +469,6 @@ impl Agent {
                 Ok(()) => {
                     self.duties.routed = Some(routes);
                     self.duties.routes.end(ROUTES_EVERY);
-                    self.complete_hand_over();
                 }
                 Err(error) => {
                     warn("the EndpointSlices", &error);
@@ -586,159 +490,4 @@ impl Agent {
             _ => {}
         }
     }
-
-    /// Tells everybody what is so now.
-    pub(super) fn publish(&mut self) {
-        let mut report = first_report(&self.me);
-        let (timeline, lsn) = self.position();
-        let seen = self.observation.as_ref();
-        (report.timeline, report.lsn) = (timeline, lsn);
-        report.replayed = seen.and_then(|seen| seen.status.replayed).filter(|_| self.engine != EngineState::Primary);
-        report.streaming = seen.is_some_and(|seen| seen.status.streaming_from.is_some());
-        report.phase = self.phase();
-        report.member.clone_from(&self.state.member);
-        report.system_id = self.data.system_id().map(ToOwned::to_owned);
-        report.term = match (&self.tenure, &self.engine) {
-            (Some(tenure), _) => tenure.term,
-            (None, EngineState::Standby { source: Some(source), .. }) => source.term,
-            _ => 0,
-        };
-        report.register = self.register().and_then(|register| serde_json::to_string(register).ok());
-        report.config_generation = self.duties.loaded;
-        report.pending_restart.clone_from(&self.duties.pending);
-        report.restarted_for.clone_from(&self.state.restarted_for);
-        report.disk = self.place.layout.disk().ok();
-        report.rejoined.clone_from(&self.state.rejoined);
-        report.marker = self.state.marker;
-        report.draining = self.stopping.is_some();
-        report.election = self.election_report();
-        if let Some(tenure) = &self.tenure {
-            report.held = tenure.held_until.is_some();
-            report.lease_age_seconds = Some(boottime().saturating_sub(tenure.renewed).as_secs_f64());
-        }
-        if let (EngineState::Primary, Data::Present(member)) = (&self.engine, &self.data) {
-            let parents = history_of(&self.place.layout.pgdata(), member.timeline);
-            report.history = parents.into_iter().map(|(id, left)| (id, Some(left))).collect();
-            report.history.push((member.timeline, None));
-        }
-        if let (EngineState::Primary, Some(seen)) = (&self.engine, seen) {
-            report.replicas = self.members.replicas(&seen.walsenders);
-        }
-        report.rules_confirmed = self.tenure.is_some()
-            && self
-                .register()
-                .is_some_and(|register| register.rules.len() == 1 && self.duties.confirmed.as_ref() == register.rule());
-        let ready = self.serves();
-        let now = boottime();
-        if self.tenure.is_some() && (ready.is_err() || self.engine != EngineState::Primary) {
-            self.duties.unavailable += now.saturating_sub(self.duties.looked_at);
-        }
-        self.duties.looked_at = now;
-        report.unavailable_seconds = self.duties.unavailable.as_secs_f64();
-        report.ready = ready.is_ok();
-        report.message =
-            self.trouble.clone().or_else(|| ready.err()).filter(|_| !report.ready || self.trouble.is_some());
-        let follows = match &self.engine {
-            EngineState::Primary => report.rules_confirmed,
-            EngineState::Standby { .. } => report.streaming && report.timeline == self.register().map(|r| r.timeline),
-            EngineState::Stopped | EngineState::Busy(_) => true,
-        };
-        let eager = !report.ready || !follows;
-        self.eager.send_if_modified(|present| std::mem::replace(present, eager) != eager);
-        let numbers = seen.map(|seen| Numbers {
-            connections: seen.status.connections,
-            max_connections: seen.status.max_connections,
-            commits: seen.status.commits,
-            rollbacks: seen.status.rollbacks,
-            databases: seen.databases.clone(),
-            slots: seen.slots.iter().filter_map(|slot| Some((slot.name.clone(), slot.retained?))).collect(),
-        });
-        self.shared.publish(report, numbers);
-    }
-
-    fn phase(&self) -> Phase {
-        match &self.engine {
-            EngineState::Primary => Phase::Primary,
-            EngineState::Standby { .. } => Phase::Replica,
-            EngineState::Busy(Job::Bootstrap) => Phase::Bootstrapping,
-            EngineState::Busy(Job::Clone) => Phase::Cloning,
-            EngineState::Busy(Job::StartPrimary | Job::StartStandby | Job::Promote | Job::Rewind) => Phase::Starting,
-            EngineState::Busy(Job::StopPrimary | Job::StopStandby) => Phase::Stopped,
-            EngineState::Stopped if self.trouble.is_some() || self.refusal.is_some() => Phase::Failed,
-            EngineState::Stopped if self.stopping.is_some() => Phase::Stopped,
-            EngineState::Stopped => Phase::Waiting,
-        }
-    }
-
-    /// Whether this instance serves its role, or why not.
-    fn serves(&self) -> Result<(), String> {
-        let waits = |fallback: &str| Err(self.waits.clone().unwrap_or_else(|| fallback.to_owned()));
-        let seen = self.observation.as_ref();
-        match &self.engine {
-            EngineState::Primary => {
-                let valid = self.tenure.as_ref().zip(self.terms.as_ref());
-                if !valid.is_some_and(|(tenure, terms)| tenure.valid(boottime(), &terms.bounds)) {
-                    return waits("it holds no valid Lease");
-                }
-                let Some(seen) = seen else { return Err("PostgreSQL does not answer".into()) };
-                let set = self.sync_setting().map(|sync| sync_names::any(sync.k, &sync.members));
-                if seen.status.in_recovery || set.as_deref() != Some(seen.status.sync_names.as_str()) {
-                    let rules = self.register().map(|register| show(&register.rules)).unwrap_or_default();
-                    return Err(format!("the sync rule is not set yet: {rules}"));
-                }
-                Ok(())
-            }
-            EngineState::Standby { source: Some(source), .. } => {
-                let Some(seen) = seen else { return Err("PostgreSQL does not answer yet".into()) };
-                let upstream = seen.status.streaming_from.as_deref();
-                let recently = self.duties.streamed_at.is_some_and(|at| boottime().saturating_sub(at) < GAP);
-                let written_on = self.register().map_or(0, |register| register.timeline);
-                if upstream == Some(source.instance.as_str()) && seen.status.timeline == Some(written_on)
-                    || upstream.is_none() && recently
-                {
-                    Ok(())
-                } else {
-                    Err(format!("does not stream from {} yet", source.instance))
-                }
-            }
-            EngineState::Standby { source: None, .. } => Err("nobody holds the Lease of the primary".into()),
-            EngineState::Busy(_) => Err(format!("{:?}", self.phase())),
-            EngineState::Stopped => match &self.data {
-                Data::Unknown => waits("the volume has not been looked at"),
-                _ => waits("waits for the Lease of the primary"),
-            },
-        }
-    }
-}
-
-/// What a session sees that was opened after the postmaster had read its files again.
-#[derive(Debug)]
-pub struct Reread {
-    /// Settings that wait for a restart.
-    pub pending: Vec<String>,
-    /// What PostgreSQL does not accept.
-    pub errors: Vec<String>,
-}
-
-/// Has PostgreSQL read its files again.
-async fn read_again(socket: &Socket, postmaster: &Postmaster, reload: bool) -> Result<Reread, Error> {
-    let loaded = async || socket.open("postgres").await?.loaded_at().await;
-    if reload {
-        let before = match loaded().await {
-            Ok(before) => before,
-            Err(error) => {
-                // It must hear of it even if it does not answer: a replica that waits for its primary, for instance.
-                postmaster.reload();
-                return Err(error);
-            }
-        };
-        postmaster.reload();
-        let end = tokio::time::Instant::now() + RELOAD;
-        // With a broken line in it, the postmaster does not take the file over at all; then the errors say why.
-        while loaded().await? == before && tokio::time::Instant::now() < end {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-    let session = socket.open("postgres").await?;
-    Ok(Reread { pending: session.pending_restart().await?, errors: session.configuration_errors().await? })
 }

@@ -17,7 +17,7 @@ use super::sql::Socket;
 use super::tenure::now;
 use super::volume::Staged;
 use crate::api::agent::{HandOverReason, Phase, Rejoin, Rejoined};
-use crate::core::election::{Data, Ending, EngineState, Job, Source, SyncSetting, rules};
+use crate::core::election::{Data, EngineState, Job, Source, SyncSetting, rules};
 use crate::engine::postgres::control::ControlData;
 use crate::engine::postgres::{slots, sync_names};
 
@@ -309,12 +309,7 @@ impl Agent {
             EngineState::Primary | EngineState::Standby { .. } => {
                 self.remember(|state| state.restarted_for = Some(id))?;
                 self.restart = None;
-                self.tenure_ends(HandOverReason::Switchover);
-                // With another instance to take over, a restart of the primary is a hand-over: that is quicker.
-                let others = self.terms.as_ref().is_some_and(|terms| terms.failover && terms.instances.len() > 1);
-                if let Some(tenure) = self.tenure.as_mut().filter(|_| others) {
-                    tenure.ending = Some(Ending { wish: self.members.ready().into_iter().next() });
-                }
+                self.restarting = true;
                 self.stop();
                 Ok(false)
             }
@@ -381,6 +376,7 @@ impl Agent {
                 if job == Job::StartPrimary {
                     self.takes_writes();
                 } else {
+                    self.restarting = false;
                     self.end_is_unknown();
                     if let Data::Present(member) = &mut self.data {
                         member.standby = true;
@@ -402,6 +398,8 @@ impl Agent {
                 self.cleared_away().await;
             }
             JobEnd::Started(Err(error)) => {
+                self.restarting = false;
+                self.tenure_ends(HandOverReason::PostgresDied);
                 // A configuration that it never started with may be why; then the last good one serves meanwhile.
                 if let Some(chosen) = self.duties.started_with() {
                     self.reject(&chosen, &error.to_string());
@@ -437,6 +435,7 @@ impl Agent {
     fn takes_writes(&mut self) {
         tracing::info!("PostgreSQL takes writes");
         self.engine = EngineState::Primary;
+        self.restarting = false;
         self.succeeded();
         if let Some(tenure) = &mut self.tenure {
             tenure.served = true;

@@ -2,7 +2,9 @@
 
 pub mod bootstrap;
 pub mod clone;
+pub mod commands;
 pub mod conf;
+mod configure;
 mod duties;
 mod election;
 pub mod endpoints;
@@ -21,6 +23,7 @@ pub mod peers;
 pub mod postmaster;
 pub mod probe;
 pub mod process;
+mod publish;
 pub mod report;
 pub mod rewind;
 pub mod rules;

@@ -15,8 +15,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::Error;
+use super::commands::Command;
 use super::conf::Place;
-use super::duties::Reread;
+use super::configure::Reread;
 use super::election::{Elections, FreezeAnswer};
 use super::endpoints::{Endpoints, Routes};
 use super::fence::Fence;
@@ -36,10 +37,7 @@ use super::steps::Look;
 use super::tenure::{Containers, Write};
 use super::tls::Tls;
 use super::volume::{Chosen, Layout, State, VolumeLock};
-use crate::api::agent::{
-    ClusterConfig, CommandAnswer, HandOver, HandOverReason, HoldAnswer, HoldRequest, LeaveCommand, Lsn, RestartCommand,
-    SwitchoverCommand,
-};
+use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, HoldAnswer, HoldRequest, Lsn, SwitchoverCommand};
 use crate::api::names::{Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::config::AgentArgs;
 use crate::core::election::{Answer, Boot, Data, EngineState, Identity, Register, Rule, Seen, Tenure, Terms, View};
@@ -108,17 +106,6 @@ pub enum Event {
     Stop,
 }
 
-/// A command with where to answer.
-#[derive(Debug)]
-pub enum Command {
-    /// Restart PostgreSQL in place.
-    Restart(RestartCommand, oneshot::Sender<Result<CommandAnswer, String>>),
-    /// An instance is removed.
-    Leave(LeaveCommand, oneshot::Sender<Result<CommandAnswer, String>>),
-    /// Another instance shall be primary.
-    Switchover(SwitchoverCommand, oneshot::Sender<Result<CommandAnswer, String>>),
-}
-
 /// The agent.
 pub(super) struct Agent {
     pub(super) me: Identity,
@@ -160,6 +147,8 @@ pub(super) struct Agent {
     pub(super) ends: Option<(HandOverReason, String)>,
     pub(super) elections: Elections,
     pub(super) holds: Holds,
+    /// PostgreSQL was stopped on purpose, to be started again in place.
+    pub(super) restarting: bool,
     /// Another primary was asked for.
     pub(super) switchover: Option<SwitchoverCommand>,
     pub(super) tenure: Option<Tenure>,
@@ -220,7 +209,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         address: args.address.to_string(),
     };
     tracing::info!(instance = %me.instance, nonce = %me.nonce, version = env!("CARGO_PKG_VERSION"), "the agent begins");
-    let shared = Shared::new(super::duties::first_report(&me));
+    let shared = Shared::new(super::publish::first_report(&me));
     let (events, mut inbox) = mpsc::channel(64);
     // Health first: the kubelet must be able to see an agent that waits for its volume.
     let health = crate::telemetry::health::Server::bind(
@@ -286,6 +275,7 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         ends: None,
         elections: Elections::new(),
         holds: Holds::new(state.hold.as_ref()),
+        restarting: false,
         switchover: None,
         tenure: None,
         config: None,
@@ -464,6 +454,7 @@ impl Agent {
             container_id: self.containers.own.as_deref(),
             confirmed: self.duties.confirmed(),
             cannot_follow: self.cannot_follow,
+            restarting: self.restarting,
             stopping: self.stopping.is_some(),
         })
     }
@@ -498,15 +489,7 @@ impl Agent {
                     self.tenure_ends(HandOverReason::Shutdown);
                 }
             }
-            Event::Command(Command::Restart(command, answer)) => {
-                let _ = answer.send(self.restart(command));
-            }
-            Event::Command(Command::Leave(command, answer)) => {
-                let _ = answer.send(self.leave(&command));
-            }
-            Event::Command(Command::Switchover(command, answer)) => {
-                let _ = answer.send(self.switch_over(command));
-            }
+            Event::Command(command) => self.command(command),
             other => self.duty_ended(other),
         }
     }
@@ -546,70 +529,6 @@ impl Agent {
         if self.tenure.is_some() && self.ends.is_none() {
             self.ends = Some((reason, super::tenure::now()));
         }
-    }
-
-    fn restart(&mut self, command: RestartCommand) -> Result<CommandAnswer, String> {
-        self.refuse_older(command.term)?;
-        // What went down on the primary later may go down here too, and waits for another restart by the same command.
-        if self.state.restarted_for.as_deref() == Some(command.id.as_str()) && !self.duties.restart_is_due() {
-            return Ok(CommandAnswer { done: true, message: "PostgreSQL was restarted".into() });
-        }
-        if self.restart.as_deref() != Some(command.id.as_str()) {
-            tracing::info!(id = %command.id, reason = %command.reason, "a restart of PostgreSQL was asked for");
-            self.restart = Some(command.id);
-        }
-        Ok(CommandAnswer { done: false, message: "PostgreSQL restarts".into() })
-    }
-
-    fn leave(&mut self, command: &LeaveCommand) -> Result<CommandAnswer, String> {
-        self.refuse_older(command.term)?;
-        if self.tenure.is_none() {
-            return Err("this instance does not hold the Lease of the primary".into());
-        }
-        if command.instance == self.me.instance {
-            return Err("the primary itself cannot leave".into());
-        }
-        self.members.leave(&command.instance);
-        let Some(register) = self.register() else { return Err("the Lease is not known".into()) };
-        let done = self.members.left(&command.instance, register);
-        let message = if done {
-            format!("no sync rule names {}", command.instance)
-        } else {
-            format!("{} is still named by a sync rule: {}", command.instance, show(&register.rules))
-        };
-        Ok(CommandAnswer { done, message })
-    }
-
-    /// Somebody wants another primary. `core::election` hands over once that instance is ready.
-    fn switch_over(&mut self, command: SwitchoverCommand) -> Result<CommandAnswer, String> {
-        self.refuse_older(command.term)?;
-        let under_way = CommandAnswer { done: false, message: "the hand-over is under way".into() };
-        if self.tenure.is_none() {
-            let done = self.register().is_some_and(|register| !register.released());
-            return Ok(CommandAnswer { done, ..under_way });
-        }
-        if self.switchover.as_ref().is_some_and(|present| present.id == command.id) {
-            return Ok(under_way);
-        }
-        let me = &self.me.instance;
-        let ready = self.members.ready();
-        let to = match &command.to {
-            Some(to) if to == me => return Ok(CommandAnswer { done: true, message: format!("{to} is the primary") }),
-            Some(to) => ready.iter().find(|instance| *instance == to).cloned(),
-            None => ready.first().cloned(),
-        };
-        let Some(to) = to else {
-            let wanted = command.to.as_deref().unwrap_or("no replica");
-            return Err(format!("{wanted} does not stream from {me} now, so it cannot take over"));
-        };
-        tracing::info!(id = %command.id, to, reason = %command.reason, "a switchover was asked for");
-        self.switchover = Some(SwitchoverCommand { to: Some(to), ..command });
-        Ok(under_way)
-    }
-
-    fn refuse_older(&self, term: i64) -> Result<(), String> {
-        let known = self.register().map_or(0, |register| register.term);
-        if term < known { Err(format!("the command is of term {term}, and this is term {known}")) } else { Ok(()) }
     }
 
     fn at_end(&self) -> bool {

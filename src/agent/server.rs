@@ -17,8 +17,9 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
 
 use super::Error;
+use super::commands::Command;
 use super::report::Shared;
-use super::run::{Command, Event};
+use super::run::Event;
 use super::tls::{Tls, common_name};
 use crate::api::agent::{CommandAnswer, FreezeRequest, HoldRequest, LeaveCommand, RestartCommand, SwitchoverCommand};
 use crate::api::names::{OPERATOR_CN, REPLICATION_USER};

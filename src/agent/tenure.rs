@@ -214,6 +214,8 @@ impl Agent {
         let changes_rules = register.rules != seen.register.rules;
         let mut lease = lease.clone();
         match write {
+            // The first take of all is no hand-over.
+            Write::Take(_) if seen.register.holder.is_empty() => self.hand_over = None,
             Write::Take(_) => self.hand_over = Some(self.begins_hand_over(&lease, seen, &register)),
             Write::Release => self.hand_over = Some(self.ends_tenure(seen.register.term)),
             Write::Renew => {

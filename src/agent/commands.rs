@@ -1,0 +1,92 @@
+//! What the operator may command. An agent refuses a term that is older than the one it knows.
+
+use tokio::sync::oneshot;
+
+use super::run::{Agent, show};
+use crate::api::agent::{CommandAnswer, LeaveCommand, RestartCommand, SwitchoverCommand};
+
+/// A command with where to answer.
+#[derive(Debug)]
+pub enum Command {
+    /// Restart PostgreSQL in place.
+    Restart(RestartCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+    /// An instance is removed.
+    Leave(LeaveCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+    /// Another instance shall be primary.
+    Switchover(SwitchoverCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+}
+
+impl Agent {
+    pub(super) fn command(&mut self, command: Command) {
+        // Whoever asked may be gone.
+        let _ = match command {
+            Command::Restart(command, answer) => answer.send(self.restart(command)),
+            Command::Leave(command, answer) => answer.send(self.leave(&command)),
+            Command::Switchover(command, answer) => answer.send(self.switch_over(command)),
+        };
+    }
+
+    fn restart(&mut self, command: RestartCommand) -> Result<CommandAnswer, String> {
+        self.refuse_older(command.term)?;
+        // What went down on the primary later may go down here too, and waits for another restart by the same command.
+        if self.state.restarted_for.as_deref() == Some(command.id.as_str()) && !self.duties.restart_is_due() {
+            return Ok(CommandAnswer { done: true, message: "PostgreSQL was restarted".into() });
+        }
+        if self.restart.as_deref() != Some(command.id.as_str()) {
+            tracing::info!(id = %command.id, reason = %command.reason, "a restart of PostgreSQL was asked for");
+            self.restart = Some(command.id);
+        }
+        Ok(CommandAnswer { done: false, message: "PostgreSQL restarts".into() })
+    }
+
+    fn leave(&mut self, command: &LeaveCommand) -> Result<CommandAnswer, String> {
+        self.refuse_older(command.term)?;
+        if self.tenure.is_none() {
+            return Err("this instance does not hold the Lease of the primary".into());
+        }
+        if command.instance == self.me.instance {
+            return Err("the primary itself cannot leave".into());
+        }
+        self.members.leave(&command.instance);
+        let Some(register) = self.register() else { return Err("the Lease is not known".into()) };
+        let done = self.members.left(&command.instance, register);
+        let message = if done {
+            format!("no sync rule names {}", command.instance)
+        } else {
+            format!("{} is still named by a sync rule: {}", command.instance, show(&register.rules))
+        };
+        Ok(CommandAnswer { done, message })
+    }
+
+    /// Somebody wants another primary. `core::election` hands over once that instance is ready.
+    fn switch_over(&mut self, command: SwitchoverCommand) -> Result<CommandAnswer, String> {
+        self.refuse_older(command.term)?;
+        let under_way = CommandAnswer { done: false, message: "the hand-over is under way".into() };
+        if self.tenure.is_none() {
+            let done = self.register().is_some_and(|register| !register.released());
+            return Ok(CommandAnswer { done, ..under_way });
+        }
+        if self.switchover.as_ref().is_some_and(|present| present.id == command.id) {
+            return Ok(under_way);
+        }
+        let me = &self.me.instance;
+        let ready = self.members.ready();
+        let to = match &command.to {
+            Some(to) if to == me => return Ok(CommandAnswer { done: true, message: format!("{to} is the primary") }),
+            Some(to) => ready.iter().find(|instance| *instance == to).cloned(),
+            None => ready.first().cloned(),
+        };
+        let Some(to) = to else {
+            let wanted = command.to.as_deref().unwrap_or("no replica");
+            return Err(format!("{wanted} does not stream from {me} now, so it cannot take over"));
+        };
+        tracing::info!(id = %command.id, to, reason = %command.reason, "a switchover was asked for");
+        self.switchover = Some(SwitchoverCommand { to: Some(to), ..command });
+        Ok(under_way)
+    }
+
+    fn refuse_older(&self, term: i64) -> Result<(), String> {
+        let known = self.register().map_or(0, |register| register.term);
+        if term < known { Err(format!("the command is of term {term}, and this is term {known}")) } else { Ok(()) }
+    }
+}
