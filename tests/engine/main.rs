@@ -10,11 +10,11 @@ mod world;
 
 use std::time::Duration;
 
+use hello_operator::agent::commands::Command;
 use hello_operator::agent::fence::Fence;
 use hello_operator::agent::postmaster::{Postmaster, kill};
 use hello_operator::agent::report::Shared;
 use hello_operator::agent::rules::confirm;
-use hello_operator::agent::commands::Command;
 use hello_operator::agent::run::Event;
 use hello_operator::agent::tls::Tls;
 use hello_operator::agent::{Error, bootstrap, process, server};
