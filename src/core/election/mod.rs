@@ -30,4 +30,6 @@ pub use vote::{Answer, NoAnswer, Promise, Read};
 #[cfg(test)]
 mod holes;
 #[cfg(test)]
+mod seen;
+#[cfg(test)]
 mod tests;

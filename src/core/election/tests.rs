@@ -27,6 +27,7 @@ pub(super) struct World {
     pub(super) fork: Option<History>,
     pub(super) terminated: Option<String>,
     pub(super) cannot_follow: bool,
+    pub(super) restarting: bool,
     pub(super) stopping: bool,
 }
 
@@ -63,6 +64,7 @@ impl World {
             fork: None,
             terminated: None,
             cannot_follow: false,
+            restarting: false,
             stopping: false,
         }
     }
@@ -85,7 +87,7 @@ impl World {
             terminated: self.terminated.as_deref(),
             container_id: None,
             cannot_follow: self.cannot_follow,
-            restarting: false,
+            restarting: self.restarting,
             stopping: self.stopping,
         }
     }
@@ -108,7 +110,7 @@ impl World {
     }
 
     /// A ballot on this version with its own answer and these.
-    fn vote(&mut self, version: String, mut answers: Vec<Answer>) {
+    pub(super) fn vote(&mut self, version: String, mut answers: Vec<Answer>) {
         let view = self.view();
         answers.push(vote::answer(&view, vote::may_freeze(&view).unwrap(), &version, 0, false));
         self.ballot = Some(Ballot { version, at: self.now, before: 0, answers });

@@ -156,6 +156,14 @@ fn a_setting_that_needs_a_restart_restarts_replicas_first_and_ends_with_a_switch
 }
 
 #[test]
+fn a_setting_that_gets_smaller_restarts_the_primary_in_place() {
+    let mut world = settled(json!({"instances": 3}));
+    let report = present(world.reports.get_mut(&1).unwrap());
+    (report.pending_restart, report.restart_in_place) = (vec!["max_connections".into()], true);
+    assert_eq!(restarts(&settle(&mut world)), [(1, true)], "whoever took over would wait for the same restart");
+}
+
+#[test]
 fn the_annotation_restarts_every_instance_once() {
     let mut world = settled(json!({"instances": 3}));
     world.object.restart = Some("now".into());
