@@ -75,7 +75,13 @@ fn snapshot() -> Result<BTreeMap<&'static str, Vec<String>>> {
     }
     let others = output("ip", &["netns", "list"])?.contains("-net");
     if !others {
-        let names = ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"];
+        let names = [
+            "fs/inotify/max_user_instances",
+            "vm/overcommit_memory",
+            "vm/panic_on_oom",
+            "kernel/panic",
+            "kernel/panic_on_oops",
+        ];
         let values = names.iter().map(|name| Ok(fs::read_to_string(Path::new("/proc/sys").join(name))?));
         found.insert("sysctls", values.collect::<Result<_>>()?);
     }

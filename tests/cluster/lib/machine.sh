@@ -1,7 +1,9 @@
 # What the cluster changes on the machine, and putting it back. Sourced after pods.sh.
 
-# The kubelet sets these for the whole machine.
-changed_sysctls=(vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes)
+# The kubelet sets these for the whole machine, but the first.
+changed_sysctls=(fs.inotify.max_user_instances vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes)
+
+WATCHERS=1024
 
 # Kept until the last cluster ends, because a second one finds the first one's values.
 MACHINE_STATE=/run/hello-operator-machine
@@ -13,6 +15,8 @@ machine_save() {
   for name in "${changed_sysctls[@]}"; do echo "$name=$(sysctl -n "$name")"; done >$MACHINE_STATE.new/sysctls
   [ -d /run/netns ] || : >$MACHINE_STATE.new/no-netns-before
   mv $MACHINE_STATE.new $MACHINE_STATE
+  # Each node's kubelet, containerd and agents watch files as the same user; many distributions allow 128 in all.
+  (($(sysctl -n fs.inotify.max_user_instances) >= WATCHERS)) || sysctl -qw fs.inotify.max_user_instances=$WATCHERS
 }
 machine_is_changed() { # and no cluster needs it so
   local network
