@@ -7,7 +7,7 @@ use super::process::boottime;
 use super::report::Numbers;
 use super::run::{Agent, show};
 use crate::api::agent::{Phase, Report};
-use crate::core::election::{Data, EngineState, Identity, Job};
+use crate::core::election::{Data, EngineState, Identity, Job, Tenure};
 use crate::engine::postgres::{settings, sync_names};
 
 /// A replica stays ready this long without a stream: its primary may be restarting.
@@ -51,6 +51,7 @@ pub(super) fn first_report(me: &Identity) -> Report {
 impl Agent {
     /// Tells everybody what is so now.
     pub(super) fn publish(&mut self) {
+        let now = boottime();
         let mut report = first_report(&self.me);
         let (timeline, lsn) = self.position();
         let seen = self.observation.as_ref();
@@ -76,8 +77,12 @@ impl Agent {
         report.draining = self.stopping.is_some();
         report.election = self.election_report();
         if let Some(tenure) = &self.tenure {
-            report.held = tenure.held_until.is_some();
-            report.lease_age_seconds = Some(boottime().saturating_sub(tenure.renewed).as_secs_f64());
+            // Its own renewals would have kept it no longer.
+            let renewed_until =
+                self.terms.as_ref().map(|terms| Tenure { held_until: None, ..tenure.clone() }.deadline(&terms.bounds));
+            report.held =
+                renewed_until.is_some_and(|until| now >= until) && tenure.held_until.is_some_and(|until| now < until);
+            report.lease_age_seconds = Some(now.saturating_sub(tenure.renewed).as_secs_f64());
         }
         if let (EngineState::Primary, Data::Present(member)) = (&self.engine, &self.data) {
             let parents = history_of(&self.place.layout.pgdata(), member.timeline);
@@ -92,7 +97,6 @@ impl Agent {
                 .register()
                 .is_some_and(|register| register.rules.len() == 1 && self.duties.confirmed.as_ref() == register.rule());
         let ready = self.serves();
-        let now = boottime();
         if self.tenure.is_some() && (ready.is_err() || self.engine != EngineState::Primary) {
             self.duties.unavailable += now.saturating_sub(self.duties.looked_at);
         }
