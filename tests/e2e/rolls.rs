@@ -18,7 +18,6 @@ async fn rolls(_: &'static Suite, case: Case) -> Result {
     let (client, running) = tokio::join!(ClientPod::start(&case), case.running("db", json!({})));
     running?;
     let client = client?;
-    let primary = case.primary("db").await?;
     let writer = client.write(&case.uri("db").await?).await?;
     let pods = uids(&case).await?;
 
@@ -29,9 +28,11 @@ async fn rolls(_: &'static Suite, case: Case) -> Result {
     case.ready("db").await?;
     assert_eq!(starts(&case).await?, started, "work_mem needs no restart");
 
-    // One that needs a restart: in place, replicas first. Where it shrinks, the primary first, because a replica refuses
-    // to start with less than its primary has.
+    // One that needs a restart: replicas first, and the primary hands over to one of them. Where it shrinks, the primary first and in
+    // place, because a replica refuses to start with less than its primary has.
     for (connections, primary_is_last) in [("120", true), ("80", false)] {
+        // A restart that ends with a switchover leaves another primary.
+        let primary = case.primary("db").await?;
         let before = starts(&case).await?;
         case.change("db", json!({"postgresql": {"parameters": {"max_connections": connections}}})).await?;
         shown(&case, "max_connections", connections).await?;
@@ -49,6 +50,7 @@ async fn rolls(_: &'static Suite, case: Case) -> Result {
     case.event("db", "Restarting", "max_connections").await?;
 
     // The image: Pods are replaced, replicas first.
+    let primary = case.primary("db").await?;
     case.change("db", json!({"image": "registry.local/postgres:17-b"})).await?;
     eventually(READY, "every Pod to have the new image", || async {
         let pods = case.pods("db").await.map_err(|error| error.to_string())?;
