@@ -88,7 +88,9 @@ impl Agent {
             present.metadata.uid == lease.metadata.uid
                 && matches!((version, seen.version.parse::<u64>()), (Some(new), Ok(old)) if new > old)
         });
-        if self.lease.is_none() || self.state.promise.is_some() {
+        // One that was made anew is told apart by its uid.
+        let other = self.lease.as_ref().is_none_or(|(present, _)| present.metadata.uid != lease.metadata.uid);
+        if other || self.state.promise.is_some() {
             self.read_due = Duration::ZERO;
         }
         if newer && self.tenure.is_none() && !self.writing {

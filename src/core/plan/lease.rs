@@ -7,11 +7,14 @@ use serde_json::json;
 
 use super::children::lasting;
 use super::{Action, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Phase, Report};
+use crate::api::agent::{ClusterConfig, Report};
 use crate::core::build::{Scope, child};
 use crate::core::election::rules::with;
 use crate::core::election::{Register, Release, Rule};
 use crate::core::world::{ChildId, Kind, Known, Volume, World};
+
+/// So many takes may have happened since the agents were asked.
+const UNKNOWN_TAKES: u32 = 4;
 
 /// Plans it.
 pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut Plan) {
@@ -87,16 +90,10 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
             others.join(", ")
         ));
     }
-    // While PostgreSQL still takes writes somewhere, what was reported is not the end.
-    if let Some(writing) = reports.iter().find(|report| report.phase == Phase::Primary) {
-        return Err(format!(
-            "the Lease of the primary is gone: it is made anew once {}, which cannot renew it, has stopped",
-            writing.instance
-        ));
-    }
     let timeline = newest.timeline.unwrap_or(1);
     let known = last_known(&reports).unwrap_or(initial);
-    // The first election after this needs the answers of all: what the register said last may not be known to anybody.
+    // The first election after this needs the answers of all: what the register said last may not be known to anybody. A primary
+    // that still takes writes, by the promises of the others, answers when it has seen this and has stopped.
     let all = Rule::new(reports.iter().filter_map(|report| report.member.clone()), 1);
     Ok(Register {
         // The holder stays named: by it, and by nothing else, the last primary's data are known. No end is named: what an
@@ -106,7 +103,8 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
         term: reports.iter().map(|report| report.term).max().unwrap_or(0).max(known.term).saturating_add(1),
         timeline: timeline.max(known.timeline),
         established: if known.established > 0 { known.established } else { timeline },
-        reserved: timeline.max(known.reserved),
+        // Timelines that were taken after what is known here was said stay unused.
+        reserved: timeline.max(known.reserved).saturating_add(UNKNOWN_TAKES),
         system_id: newest.system_id.clone(),
         instances: config.instances.clone(),
         durability: config.durability,
