@@ -316,9 +316,7 @@ impl Agent {
             let work = async {
                 let session = socket.open("postgres").await?;
                 for name in missing {
-                    session
-                        .run("a slot", &format!("SELECT pg_create_physical_replication_slot('{name}', true)"))
-                        .await?;
+                    session.create_slot(&name).await?;
                 }
                 for name in old {
                     tracing::info!(slot = %name, "removes a replication slot that belongs to no member");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::Error;
-use super::history::history_of;
+use super::history::timelines;
 use super::process::boottime;
 use super::run::{Agent, Event};
 use super::standstill::stand;
@@ -278,12 +278,12 @@ impl Agent {
         match outcome {
             Ok((timeline, end)) => {
                 let still = matches!(self.engine, EngineState::Standby { source: None, .. });
-                let history = history_of(&self.place.layout.pgdata(), timeline);
+                let history = timelines(&self.place.layout.pgdata(), timeline);
                 if let Data::Present(member) = &mut self.data
                     && still
                 {
                     (member.timeline, member.end, member.end_known) = (timeline, end, true);
-                    member.history = history.iter().map(|(timeline, _)| *timeline).chain([timeline]).collect();
+                    member.history = history;
                 }
             }
             Err(error) => {

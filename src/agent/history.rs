@@ -13,6 +13,11 @@ pub fn history_of(pgdata: &Path, timeline: u32) -> Vec<(u32, Lsn)> {
     std::fs::read_to_string(path).map(|text| parse(&text)).unwrap_or_default()
 }
 
+/// The timelines in the history of this one, itself last.
+pub fn timelines(pgdata: &Path, timeline: u32) -> Vec<u32> {
+    history_of(pgdata, timeline).into_iter().map(|(parent, _)| parent).chain([timeline]).collect()
+}
+
 /// Makes the next promotion from this timeline take exactly the timeline `target`: each id between gets a history file, unless
 /// it has one. They must stay, because replicas fetch the file of each id by name.
 pub fn reserve(pgdata: &Path, timeline: u32, target: u32) -> Result<(), Error> {

@@ -417,7 +417,12 @@ impl Agent {
                 let before = self.data.clone();
                 match control {
                     Ok(control) => self.data = self.present(&control),
-                    Err(error) => self.fail(&error),
+                    Err(error) => {
+                        // What was known before it ran is not how it ended: no release may tell that for its end.
+                        self.fail(&error);
+                        self.data = Data::Unknown;
+                        self.look_again();
+                    }
                 }
                 // A standby that stood still when it was stopped ends where it stood.
                 if let (Data::Present(before), Data::Present(member)) = (before, &mut self.data)
@@ -437,6 +442,8 @@ impl Agent {
         self.engine = EngineState::Primary;
         self.restarting = false;
         self.succeeded();
+        // It moves on from here.
+        self.end_is_unknown();
         if let Some(tenure) = &mut self.tenure {
             tenure.served = true;
         }
@@ -515,7 +522,7 @@ async fn promotion(socket: &Socket, fence: &Fence, names: &str, slots: &[String]
     session.terminate_clients().await?;
     let present = session.slots().await?;
     for slot in slots.iter().filter(|name| !present.iter().any(|slot| slot.name == **name)) {
-        session.run("a slot", &format!("SELECT pg_create_physical_replication_slot('{slot}', true)")).await?;
+        session.create_slot(slot).await?;
     }
     if !fence.open() {
         return Err(Error::Program { program: "the promotion".into(), outcome: "there is no valid Lease".into() });

@@ -15,37 +15,7 @@ const GAP: Duration = Duration::from_secs(10);
 
 /// The report before anything is known.
 pub(super) fn first_report(me: &Identity) -> Report {
-    Report {
-        instance: me.instance.clone(),
-        pod_uid: me.pod_uid.clone(),
-        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        phase: Phase::Waiting,
-        message: Some("the agent begins".into()),
-        member: None,
-        system_id: None,
-        term: 0,
-        register: None,
-        timeline: None,
-        history: Vec::new(),
-        lsn: None,
-        replayed: None,
-        streaming: false,
-        ready: false,
-        config_generation: 0,
-        pending_restart: Vec::new(),
-        restart_in_place: false,
-        restarted_for: None,
-        disk: None,
-        replicas: Vec::new(),
-        rules_confirmed: false,
-        marker: false,
-        draining: false,
-        election: None,
-        held: false,
-        lease_age_seconds: None,
-        rejoined: None,
-        unavailable_seconds: 0.0,
-    }
+    Report { message: Some("the agent begins".into()), ..Report::new(&me.instance, &me.pod_uid) }
 }
 
 impl Agent {

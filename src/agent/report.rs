@@ -196,35 +196,13 @@ mod tests {
     #[test]
     fn metrics_are_made_of_the_snapshot_and_nothing_unknown_is_a_zero() {
         let mut report = Report {
-            instance: "db-1".into(),
-            pod_uid: "u".into(),
-            agent_version: "1".into(),
             phase: Phase::Primary,
-            message: None,
-            member: None,
-            system_id: None,
             term: 3,
             timeline: Some(1),
             lsn: Some(Lsn(1000)),
-            replayed: None,
-            streaming: false,
             ready: true,
-            config_generation: 1,
-            pending_restart: Vec::new(),
-            restart_in_place: false,
-            restarted_for: None,
-            disk: None,
-            replicas: Vec::new(),
-            register: None,
             rules_confirmed: true,
-            history: Vec::new(),
-            marker: false,
-            draining: false,
-            election: None,
-            held: false,
-            lease_age_seconds: None,
-            rejoined: None,
-            unavailable_seconds: 0.0,
+            ..Report::new("db-1", "u")
         };
         report.replicas.push(ReplicaReport {
             member: "m2".into(),

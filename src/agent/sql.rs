@@ -266,6 +266,12 @@ impl Session {
         self.run("the end of all sessions", sql).await
     }
 
+    /// Makes a physical replication slot that keeps WAL from now on.
+    pub async fn create_slot(&self, name: &str) -> Result<(), Error> {
+        let name = quote::literal(name);
+        self.run("a slot", &format!("SELECT pg_create_physical_replication_slot({name}, true)")).await
+    }
+
     /// Ends a session of PostgreSQL.
     pub async fn terminate(&self, pid: i32) -> Result<(), Error> {
         self.run("the end of a session", &format!("SELECT pg_terminate_backend({pid})")).await

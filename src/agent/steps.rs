@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Error;
 use super::bootstrap::control;
-use super::history::history_of;
+use super::history::timelines;
 use super::postmaster::{Postmaster, kill};
 use super::probe::Health;
 use super::process::boottime;
@@ -32,7 +32,7 @@ impl Agent {
     /// Looks at the volume before anything is decided.
     pub(super) async fn look_at_volume(&mut self) -> Result<(), Error> {
         let layout = &self.place.layout;
-        self.data = if layout.has_data() {
+        self.data = if layout.has_data()? {
             let control = control(&self.processes, &layout.pgdata()).await?;
             if self.state.member.is_none() {
                 // A volume from elsewhere: its data gets an id, and no proof or marker.
@@ -56,16 +56,16 @@ impl Agent {
         let (timeline, end) =
             if fresh { (control.min_recovery_timeline, control.min_recovery) } else { control.reached() };
         let pgdata = self.place.layout.pgdata();
-        let parents = history_of(&pgdata, timeline);
         Data::Present(Member {
             id: self.state.member.clone().unwrap_or_default(),
             system_id: control.system_id.clone(),
             proof: self.state.proof.clone(),
             marker: self.state.marker,
-            standby: pgdata.join("standby.signal").exists(),
+            // Where it cannot be told, it is not started as a primary.
+            standby: pgdata.join("standby.signal").try_exists().unwrap_or(true),
             // A standby may have flushed more than its control file tells, also after a stop in order.
             end_known: fresh || control.state == ClusterState::ShutDown,
-            history: parents.iter().map(|(timeline, _)| *timeline).chain([timeline]).collect(),
+            history: timelines(&pgdata, timeline),
             hopeless: self.state.hopeless,
             timeline,
             end,
@@ -167,7 +167,7 @@ impl Agent {
     }
 
     /// Looks at what PostgreSQL left, beside the loop: the disk may hang.
-    fn look_again(&mut self) {
+    pub(super) fn look_again(&mut self) {
         if std::mem::replace(&mut self.looking, true) {
             return;
         }
@@ -250,6 +250,8 @@ impl Agent {
 
     pub(super) fn fail(&mut self, error: &Error) {
         tracing::warn!(%error, category = error.category().as_str(), "PostgreSQL");
+        // Whoever waits for a restart in place waits no longer: another instance may take over.
+        self.restarting = false;
         self.trouble = Some(error.to_string());
         let pause = Duration::from_millis(250) * 2_u32.saturating_pow(self.failures.min(10));
         self.failures = self.failures.saturating_add(1);

@@ -183,12 +183,6 @@ impl Agent {
                 }
                 return;
             }
-            LeaseStep::Read => {
-                self.doubtful = true;
-                self.read_due = Duration::ZERO;
-                self.read_lease_if_due();
-                return;
-            }
             LeaseStep::Campaign(version) => {
                 // A decision to take it is made on a consistent read.
                 if self.campaigns_on.is_none() && !self.campaigning() {

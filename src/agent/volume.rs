@@ -55,8 +55,10 @@ impl Layout {
         self.wal.as_ref().map(|wal| wal.join(member))
     }
     /// Whether there is a data directory. Bootstrap and clone work beside it, so a half-made one is never found here.
-    pub fn has_data(&self) -> bool {
-        self.pgdata().join("PG_VERSION").exists()
+    pub fn has_data(&self) -> Result<bool, Error> {
+        let path = self.pgdata().join("PG_VERSION");
+        // That it cannot be looked at does not say that there is none.
+        path.try_exists().map_err(Error::io("look at", path))
     }
 
     /// Takes the volume for the life of the returned value. postmaster.pid does not protect across PID namespaces.
@@ -84,13 +86,14 @@ impl Layout {
         if std::mem::take(&mut state.unfinished) {
             state.hopeless = true;
         }
-        if self.has_data() {
+        if self.has_data()? {
             state.staged = None;
         } else {
             (state.member, state.marker, state.proof) = (None, false, None);
             (state.hopeless, state.fresh) = (false, None);
         }
-        if !self.staging().join("PG_VERSION").exists() {
+        let staged = self.staging().join("PG_VERSION");
+        if !staged.try_exists().map_err(Error::io("look at", staged))? {
             state.staged = None;
         }
         if state != before {
@@ -354,8 +357,8 @@ mod tests {
         layout.go_live(&lock).unwrap();
         let settled = layout.settle(&lock).unwrap();
         assert_eq!((settled.member.as_deref(), settled.staged), (Some("mine"), None));
-        assert!(layout.has_data() && layout.wal_folder("mine").unwrap().exists());
+        assert!(layout.has_data().unwrap() && layout.wal_folder("mine").unwrap().exists());
         layout.remove_data().unwrap();
-        assert!(!layout.has_data() && !layout.gone().exists());
+        assert!(!layout.has_data().unwrap() && !layout.gone().exists());
     }
 }

@@ -146,6 +146,43 @@ pub struct Report {
     pub unavailable_seconds: f64,
 }
 
+impl Report {
+    /// Of an instance of which nothing is known yet.
+    pub fn new(instance: &str, pod_uid: &str) -> Self {
+        Self {
+            instance: instance.to_owned(),
+            pod_uid: pod_uid.to_owned(),
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            phase: Phase::Waiting,
+            message: None,
+            member: None,
+            system_id: None,
+            term: 0,
+            register: None,
+            timeline: None,
+            history: Vec::new(),
+            lsn: None,
+            replayed: None,
+            streaming: false,
+            ready: false,
+            config_generation: 0,
+            pending_restart: Vec::new(),
+            restart_in_place: false,
+            restarted_for: None,
+            disk: None,
+            replicas: Vec::new(),
+            rules_confirmed: false,
+            marker: false,
+            draining: false,
+            election: None,
+            held: false,
+            lease_age_seconds: None,
+            rejoined: None,
+            unavailable_seconds: 0.0,
+        }
+    }
+}
+
 /// A copy that could not follow, and can again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -34,7 +34,7 @@ fn a_bootstrap_makes_roles_and_database_and_goes_live_in_one_step() {
     isolated("a_bootstrap_makes_roles_and_database_and_goes_live_in_one_step", async |world| {
         let mut instance = world.instance("db-1");
         world.bootstrap(&mut instance).await;
-        assert!(instance.layout.has_data() && !instance.layout.staging().exists());
+        assert!(instance.layout.has_data().unwrap() && !instance.layout.staging().exists());
         let control = bootstrap::control(&world.processes, &instance.layout.pgdata()).await.unwrap();
         assert!(control.checksums && control.state == ClusterState::ShutDown);
 
@@ -78,7 +78,7 @@ fn a_failed_statement_of_the_user_is_named_and_leaves_no_data() {
         assert!(matches!(error, Error::InitSql { number: 2, .. }), "{error}");
         assert!(error.to_string().contains("nonsense"), "{error}");
         instance.layout.settle(&instance.lock).unwrap();
-        assert!(!instance.layout.has_data() && !instance.layout.staging().exists());
+        assert!(!instance.layout.has_data().unwrap() && !instance.layout.staging().exists());
         assert!(process::children_of(std::process::id()).iter().all(|child| child.zombie), "nothing is left running");
     });
 }

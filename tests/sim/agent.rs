@@ -331,7 +331,6 @@ impl World {
         }
         match step {
             LeaseStep::Wait { .. } => {}
-            LeaseStep::Read => self.ask(node, Kind::Read),
             LeaseStep::Campaign(version) => {
                 let free = self.nodes[node].agent.as_ref().is_some_and(|agent| agent.campaign.is_none());
                 if free {

@@ -34,8 +34,6 @@ pub enum LeaseStep {
         /// When to look again, if the time alone can change the answer.
         until: Option<Boot>,
     },
-    /// Read the Lease by a consistent GET: a decision waits for it.
-    Read,
     /// Freeze this member and every reachable one on this version, and collect the answers.
     Campaign(String),
     /// Take it.

@@ -289,35 +289,20 @@ pub fn agents_work(world: &mut World) {
             pending = vec!["max_connections".into()];
         }
         let report = Report {
-            instance: names.instance(ordinal),
-            pod_uid: pod.meta.uid.clone(),
-            agent_version: "1".into(),
             phase: if ordinal == primary { Phase::Primary } else { Phase::Replica },
-            message: None,
             member: Some(member(&ordinal)),
             system_id: Some("7".into()),
             term,
-            register: None,
             timeline: Some(1),
             lsn: Some(Lsn(100)),
-            replayed: None,
             streaming: ordinal != primary,
             ready: true,
             config_generation: generation,
             pending_restart: pending,
-            restart_in_place: false,
             restarted_for: before.and_then(|report| report.restarted_for),
-            disk: None,
             replicas: if ordinal == primary { replicas.clone() } else { Vec::new() },
             rules_confirmed: true,
-            history: Vec::new(),
-            marker: false,
-            draining: false,
-            election: None,
-            held: false,
-            lease_age_seconds: None,
-            rejoined: None,
-            unavailable_seconds: 0.0,
+            ..Report::new(&names.instance(ordinal), &pod.meta.uid)
         };
         world.reports.insert(ordinal, Known::Present(report));
     }
