@@ -155,9 +155,9 @@ async fn writers(instance: &Instance) -> Arc<Mutex<Duration>> {
     session.run("a table", "CREATE TABLE t(i int)").await.unwrap();
     let last = Arc::new(Mutex::new(Duration::ZERO));
     for number in 0..8 {
-        let (socket, last) = (instance.socket.clone(), last.clone());
+        let session = instance.socket.open("postgres").await.unwrap();
+        let last = last.clone();
         tokio::spawn(async move {
-            let session = socket.open("postgres").await.unwrap();
             // One of them always has something long under way.
             let rows = if number == 0 { 100_000 } else { 1 };
             let insert = format!("INSERT INTO t SELECT generate_series(1, {rows})");

@@ -128,16 +128,16 @@ fn after_the_kill_no_process_is_left_and_a_restart_recovers() {
         world.write_files(&instance, alone(), &[]);
         let (postmaster, session) = world.start(&instance).await;
         session.run("a table", "CREATE TABLE t(i int)").await.unwrap();
-        let busy: Vec<_> = (0..5)
-            .map(|_| {
-                let socket = instance.socket.clone();
-                tokio::spawn(async move {
-                    let session = socket.open("postgres").await.unwrap();
-                    while session.run("a row", "INSERT INTO t SELECT generate_series(1, 1000)").await.is_ok() {}
-                })
-            })
-            .collect();
-        until("rows", async || session.write_marker().await.is_ok()).await;
+        let mut busy = Vec::new();
+        for _ in 0..5 {
+            // Open before the kill begins: whoever connects meanwhile is refused.
+            let writer = instance.socket.open("postgres").await.unwrap();
+            busy.push(tokio::spawn(async move {
+                while writer.run("a row", "INSERT INTO t SELECT generate_series(1, 1000)").await.is_ok() {}
+            }));
+        }
+        // A division by zero until the first row stands there.
+        until("rows", async || session.run("rows", "SELECT 1 / count(*) FROM t").await.is_ok()).await;
         assert!(kill(&world.processes).await, "the fence is complete within its budget");
         let left: Vec<_> =
             process::snapshot().into_iter().filter(|seen| seen.parent == std::process::id() && !seen.zombie).collect();
@@ -194,9 +194,8 @@ fn a_sync_rule_is_confirmed_only_when_commits_really_wait_for_it() {
         standby.signal(rustix::process::Signal::INT);
         standby.wait().await;
         let waiting = {
-            let socket = primary.socket.clone();
+            let session = primary.socket.open("postgres").await.unwrap();
             tokio::spawn(async move {
-                let session = socket.open("postgres").await.unwrap();
                 let commit = "SET synchronous_commit = on; CREATE TABLE waits(i int)";
                 session.run_within("a commit", commit, Duration::from_mins(1)).await
             })

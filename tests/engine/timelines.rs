@@ -166,9 +166,8 @@ fn the_end_that_is_told_is_where_the_next_timeline_begins_also_under_load() {
         let (primary, mut replicas) = cluster(&world, 2, &[]).await;
         primary.session.run("a table", "CREATE TABLE t(x text)").await.unwrap();
         for _ in 0..4 {
-            let socket = primary.instance.socket.clone();
+            let session = primary.instance.socket.open("postgres").await.unwrap();
             tokio::spawn(async move {
-                let session = socket.open("postgres").await.unwrap();
                 let insert = "INSERT INTO t SELECT repeat('x', 5000) FROM generate_series(1, 50)";
                 while session.run("rows", insert).await.is_ok() {}
             });
