@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::spec::{Durability, HelloOperatorSpec};
+use super::archive::StoreReport;
+use super::spec::{Destination, Durability, HelloOperatorSpec};
 
 /// What the operator hands to the agents: ConfigMap `<name>-config`, key `cluster.json`. It holds the last accepted
 /// spec, because the object itself can lose its spec when a bare CRD is applied over ours.
@@ -36,6 +37,35 @@ pub struct ClusterConfig {
     /// moves the term on.
     #[serde(default)]
     pub accept_loss: Option<i64>,
+    /// What a new cluster is restored from, with names of objects resolved. None: an empty database, or names that are not known
+    /// (yet): then `spec.bootstrap.restore` still says that nothing may begin empty.
+    #[serde(default)]
+    pub restore: Option<RestoreOrder>,
+}
+
+/// What a new cluster is restored from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RestoreOrder {
+    /// Store of the archive.
+    pub source: Destination,
+    /// Folder of the archive in it.
+    pub root: String,
+    /// The base backup to begin with. None: the last one before the target.
+    #[serde(default)]
+    pub backup_id: Option<String>,
+    /// The last moment. At most one of the three targets is given; none: everything.
+    #[serde(default)]
+    pub target_time: Option<String>,
+    /// The last position.
+    #[serde(default)]
+    pub target_lsn: Option<Lsn>,
+    /// The named point.
+    #[serde(default)]
+    pub target_name: Option<String>,
+    /// The timeline to follow. None: the latest.
+    #[serde(default)]
+    pub target_timeline: Option<u32>,
 }
 
 /// Bounds of the primary Lease, in seconds.
@@ -144,6 +174,9 @@ pub struct Report {
     /// Seconds in which this instance was to take writes and did not, since its agent began.
     #[serde(default)]
     pub unavailable_seconds: f64,
+    /// Archive and backups, where there is a destination.
+    #[serde(default)]
+    pub store: Option<StoreReport>,
 }
 
 impl Report {
@@ -169,6 +202,7 @@ impl Report {
             pending_restart: Vec::new(),
             restart_in_place: false,
             restarted_for: None,
+            store: None,
             disk: None,
             replicas: Vec::new(),
             rules_confirmed: false,

@@ -26,13 +26,17 @@ pub enum Category {
     Tls,
     /// A file or a disk.
     Io,
+    /// The store of backups does not answer or refuses.
+    Store,
+    /// What the store holds is not what it should be.
+    Corrupt,
     /// Our own fault.
     Internal,
 }
 
 impl Category {
     /// All of them, for metrics that show a zero before the first error.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Api,
         Self::Conflict,
         Self::Forbidden,
@@ -43,6 +47,8 @@ impl Category {
         Self::NotLeader,
         Self::Tls,
         Self::Io,
+        Self::Store,
+        Self::Corrupt,
         Self::Internal,
     ];
 
@@ -59,6 +65,8 @@ impl Category {
             Self::NotLeader => "not_leader",
             Self::Tls => "tls",
             Self::Io => "io",
+            Self::Store => "store",
+            Self::Corrupt => "corrupt",
             Self::Internal => "internal",
         }
     }

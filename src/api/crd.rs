@@ -46,6 +46,30 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
             RETRY_PERIOD,
         ),
         (
+            "!has(self.backup) || !has(self.backup.destination) || [has(self.backup.destination.s3), has(self.backup.destination.gcs), has(self.backup.destination.azure), has(self.backup.destination.volume)].filter(x, x).size() == 1",
+            ONE_DESTINATION,
+        ),
+        (
+            "!has(self.backup) || has(self.backup.destination) || (!has(self.backup.schedule) && !has(self.backup.verify))",
+            NO_DESTINATION,
+        ),
+        (
+            "!has(self.bootstrap) || !has(self.bootstrap.restore) || has(self.bootstrap.restore.backup) != has(self.bootstrap.restore.source)",
+            ONE_SOURCE,
+        ),
+        (
+            "!has(self.bootstrap) || !has(self.bootstrap.restore) || !has(self.bootstrap.restore.source) || [has(self.bootstrap.restore.source.s3), has(self.bootstrap.restore.source.gcs), has(self.bootstrap.restore.source.azure), has(self.bootstrap.restore.source.volume)].filter(x, x).size() == 1",
+            ONE_SOURCE_STORE,
+        ),
+        (
+            "!has(self.bootstrap) || !has(self.bootstrap.restore) || [has(self.bootstrap.restore.targetTime), has(self.bootstrap.restore.targetLsn), has(self.bootstrap.restore.targetName)].filter(x, x).size() <= 1",
+            ONE_TARGET,
+        ),
+        (
+            "has(oldSelf.bootstrap) && has(oldSelf.bootstrap.restore) ? has(self.bootstrap) && has(self.bootstrap.restore) && self.bootstrap.restore == oldSelf.bootstrap.restore : !has(self.bootstrap) || !has(self.bootstrap.restore)",
+            RESTORE_STAYS,
+        ),
+        (
             "!has(oldSelf.engine) || !has(self.engine) || self.engine == oldSelf.engine",
             "engine cannot be changed: make a new object for another engine",
         ),
@@ -67,6 +91,26 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
         ),
     ]
 }
+
+/// What a destination must be.
+pub const ONE_DESTINATION: &str = "backup.destination must name exactly one of s3, gcs, azure and volume";
+
+/// What schedules need.
+pub const NO_DESTINATION: &str = "backup.schedule and backup.verify need a backup.destination: say where backups go";
+
+/// What a restore needs.
+pub const ONE_SOURCE: &str =
+    "bootstrap.restore must name exactly one of backup (a HelloBackup in this namespace) and source (a destination)";
+
+/// What a restore's source must be.
+pub const ONE_SOURCE_STORE: &str = "bootstrap.restore.source must name exactly one of s3, gcs, azure and volume";
+
+/// What a restore can aim at.
+pub const ONE_TARGET: &str = "bootstrap.restore takes at most one of targetTime, targetLsn and targetName";
+
+/// That a restore is a beginning.
+pub const RESTORE_STAYS: &str =
+    "bootstrap.restore cannot be added, changed or removed: it says how this cluster began; restore into a new object";
 
 /// What relates deadline and duration of the Lease.
 pub const RENEW_DEADLINE: &str = "failover.renewDeadlineSeconds must be more than 2 less than leaseDurationSeconds, because the stop of PostgreSQL takes up to 2 seconds: lower the one or raise the other";

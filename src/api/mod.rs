@@ -2,6 +2,8 @@
 //! operator and agents say to each other. Data only.
 
 pub mod agent;
+pub mod archive;
+pub mod backup;
 pub mod category;
 pub mod crd;
 pub mod names;
@@ -9,6 +11,7 @@ pub mod owned;
 pub mod spec;
 pub mod status;
 
+pub use backup::HelloBackup;
 pub use category::Category;
 pub use spec::{HelloOperator, HelloOperatorSpec};
 pub use status::HelloOperatorStatus;

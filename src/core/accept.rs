@@ -95,6 +95,7 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         parameters: cluster.parameters.clone(),
         hba: cluster.hba.clone(),
         lease: cluster.failover.bounds,
+        restore: None,
         accept_loss: accept_loss(world, before),
         spec,
     };

@@ -3,6 +3,8 @@
 //! Descriptions are what `kubectl explain` shows. Every rule here that the API server checks in CEL is checked again,
 //! in the same words, by [`crate::core::cluster`]; a test keeps the two equal.
 
+mod backup;
+mod bootstrap;
 mod failover;
 mod pod;
 mod postgresql;
@@ -11,6 +13,10 @@ mod schema;
 mod services;
 mod storage;
 
+pub use backup::{
+    Azure, BackupSpec, BackupVolume, Destination, Gcs, RetentionSpec, S3, S3Credentials, SecretKey, VerifySpec,
+};
+pub use bootstrap::{BootstrapSpec, RestoreSpec};
 pub use failover::{FailoverSpec, STOP_SECONDS};
 pub use pod::{ImagePullPolicy, PodSpec};
 pub use postgresql::PostgresqlSpec;
@@ -136,6 +142,14 @@ pub struct HelloOperatorSpec {
     #[serde(default)]
     pub postgresql: PostgresqlSpec,
 
+    /// Continuous archive, base backups, and their proof.
+    #[serde(default)]
+    pub backup: BackupSpec,
+
+    /// What a new cluster begins with. Cannot be changed after creation.
+    #[serde(default)]
+    pub bootstrap: BootstrapSpec,
+
     /// How applications outside of the cluster reach the database.
     #[serde(default)]
     pub services: ServicesSpec,
@@ -172,6 +186,8 @@ impl Default for HelloOperatorSpec {
             primary: None,
             failover: FailoverSpec::default(),
             postgresql: PostgresqlSpec::default(),
+            backup: BackupSpec::default(),
+            bootstrap: BootstrapSpec::default(),
             services: ServicesSpec::default(),
             secrets: SecretsSpec::default(),
             certificates: CertificatesSpec::default(),
