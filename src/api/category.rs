@@ -24,6 +24,8 @@ pub enum Category {
     NotLeader,
     /// A key or certificate is missing, broken or expired.
     Tls,
+    /// A destination of backups refused or failed a request, or holds something else than it should.
+    Store,
     /// A file or a disk.
     Io,
     /// Our own fault.
@@ -32,7 +34,7 @@ pub enum Category {
 
 impl Category {
     /// All of them, for metrics that show a zero before the first error.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Api,
         Self::Conflict,
         Self::Forbidden,
@@ -42,6 +44,7 @@ impl Category {
         Self::Invalid,
         Self::NotLeader,
         Self::Tls,
+        Self::Store,
         Self::Io,
         Self::Internal,
     ];
@@ -58,6 +61,7 @@ impl Category {
             Self::Invalid => "invalid",
             Self::NotLeader => "not_leader",
             Self::Tls => "tls",
+            Self::Store => "store",
             Self::Io => "io",
             Self::Internal => "internal",
         }
