@@ -69,7 +69,7 @@ pub async fn bootstrap(processes: &Processes, layout: &Layout, wish: &Wish) -> R
 
     sync(processes, &staging).await?;
     let control = control(processes, &staging).await?;
-    Ok(Staged { member: wish.member.clone(), system_id: control.system_id })
+    Ok(Staged { member: wish.member.clone(), system_id: control.system_id, timeline: 1 })
 }
 
 /// What pg_controldata says of a data directory.

@@ -83,6 +83,15 @@ pub enum Error {
         /// Why.
         message: String,
     },
+    /// The store of backups.
+    #[error(transparent)]
+    Store(#[from] crate::backup::Error),
+    /// What several waited for.
+    #[error("{0}")]
+    Shared(std::sync::Arc<Error>),
+    /// What is to be restored cannot be.
+    #[error(transparent)]
+    Restore(#[from] crate::core::backup::Refusal),
     /// A file that somebody else wrote and that cannot be understood.
     #[error("{what} cannot be read: {message}")]
     Invalid {
@@ -108,6 +117,9 @@ impl Error {
                 kube::Error::Api(status) if status.code == 403 => Category::Forbidden,
                 _ => Category::Api,
             },
+            Self::Store(error) => error.category(),
+            Self::Shared(error) => error.category(),
+            Self::Restore(error) => error.category(),
             Self::Peer { .. } | Self::Refused { .. } => Category::Agent,
         }
     }

@@ -75,6 +75,10 @@ pub const AGENT_BINARY: &str = "/opt/hello/hello-operator";
 pub const DATA_MOUNT: &str = "/var/lib/hello/data";
 /// Mount of the WAL volume, when there is one.
 pub const WAL_MOUNT: &str = "/var/lib/hello/wal";
+/// Mount of a volume destination of backups.
+pub const BACKUP_MOUNT: &str = "/var/lib/hello/backup";
+/// Mount of a volume from which a new cluster is restored.
+pub const RESTORE_MOUNT: &str = "/var/lib/hello/restore";
 /// Folder of PostgreSQL's unix socket (an emptyDir).
 pub const SOCKET_DIR: &str = "/var/run/postgresql";
 /// Mounts of the Secrets, one folder each: `tls.crt`, `tls.key`, `ca.crt` or `username`, `password`.

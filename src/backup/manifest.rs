@@ -36,6 +36,9 @@ pub struct Summary {
     pub kind: BackupKind,
     /// Its name.
     pub id: BackupId,
+    /// Who asked for it: uid of the HelloBackup.
+    #[serde(default)]
+    pub requested_by: String,
     /// `namespace/name` of the cluster.
     pub cluster: String,
     /// Id of the archive to which it belongs.
@@ -168,6 +171,7 @@ pub(super) mod tests {
                 format: FORMAT,
                 kind: BackupKind::Full,
                 id: id.clone(),
+                requested_by: "uid".to_owned(),
                 cluster: "default/db".to_owned(),
                 archive: "7".to_owned(),
                 system_identifier: "7".to_owned(),

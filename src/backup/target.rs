@@ -103,6 +103,17 @@ pub struct AwsIdentity {
     pub container_authorization_token_file: Option<String>,
 }
 
+/// What the cloud put into the Pod's environment for the identity of its service account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CloudIdentity {
+    /// Amazon's.
+    pub aws: AwsIdentity,
+    /// Google's: `GOOGLE_APPLICATION_CREDENTIALS`.
+    pub google: Option<String>,
+    /// Azure's.
+    pub azure: AzureIdentity,
+}
+
 /// A bucket of Google Cloud Storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gcs {

@@ -117,6 +117,34 @@ pub async fn push(store: &Store, path: &Path, file: &WalFile, level: i32) -> Res
     }
 }
 
+/// Whether the destination has an equal object. Other content under the same name is [`Error::Conflict`].
+pub async fn is_there(store: &Store, path: &Path, file: &WalFile) -> Result<bool, Error> {
+    let Some(object) = file.object() else { return Ok(false) };
+    if let WalFile::History(_) = file {
+        let text = tokio::fs::read(path).await.map_err(Error::io("read", path))?;
+        return match store.get(&object).await {
+            Ok(there) if there == text => Ok(true),
+            Ok(_) => {
+                let detail = "a timeline has one history".to_owned();
+                Err(Error::Conflict { at: store.place(&object), detail })
+            }
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        };
+    }
+    let there = match standing(store, &object).await {
+        Ok(there) => there,
+        Err(Error::NotFound { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let local = blocking("read", path, move |path| digest(&path)).await?;
+    if there == local || matches!(file, WalFile::Partial(_)) {
+        return Ok(true);
+    }
+    let detail = format!("SHA-256 {} there, {} here", there.sha256, local.sha256);
+    Err(Error::Conflict { at: store.place(&object), detail })
+}
+
 async fn push_history(store: &Store, path: &Path, object: &str) -> Result<Pushed, Error> {
     let text = Bytes::from(tokio::fs::read(path).await.map_err(Error::io("read", path))?);
     let mut retry = 0;
