@@ -154,7 +154,7 @@ pub(super) fn check_restore(spec: &RestoreSpec, errors: &mut Vec<Invalid>) -> Op
     for (field, text) in [("backup", &spec.backup), ("backupId", &spec.backup_id), ("targetName", &spec.target_name)] {
         not_empty(&format!("{FIELD}.{field}"), text.as_deref(), errors);
     }
-    if spec.target_time.as_deref().is_some_and(|time| !is_time(time)) {
+    if spec.target_time.as_deref().is_some_and(|text| !is_time(text)) {
         errors.push(invalid(format!("{FIELD}.targetTime"), TIME.1));
     }
     let target_lsn = spec.target_lsn.as_deref().and_then(lsn);
