@@ -90,11 +90,14 @@ bench-failover: ## Measure how long clients cannot write (N=10 OPERATOR=0 for no
 # --- what we ship
 
 .PHONY: crds
-CRD := helloopperators.terry.com.yaml
-crds: ## Write the CustomResourceDefinition of the sources into crds/ and the chart
-	@cargo run --locked --quiet -- crds >crds/$(CRD).new
-	@mv crds/$(CRD).new crds/$(CRD)
-	@cp crds/$(CRD) charts/hello-operator/files/crds/$(CRD)
+crds: ## Write the CustomResourceDefinitions of the sources into crds/ and the chart
+	@cargo run --locked --quiet -- crds | awk '\
+	  function flush() { if (name) { printf "%s", text >"crds/" name ".yaml"; close("crds/" name ".yaml") } text = name = "" } \
+	  /^---$$/ { flush(); next } \
+	  /^  name: / && !name { name = $$2 } \
+	  { text = text $$0 "\n" } \
+	  END { flush() }'
+	@cp crds/*.yaml charts/hello-operator/files/crds/
 
 .PHONY: demo image
 PROFILE ?= quick

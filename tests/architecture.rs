@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("engine", &["api"]),
     ("core", &["api", "engine"]),
     ("leader", &[]),
-    ("config", &["api"]),
+    ("config", &["api", "backup"]),
     ("telemetry", &["api", "config"]),
     ("backup", &["api"]),
     ("operator", &["api", "engine", "core", "config", "leader", "telemetry"]),

@@ -155,11 +155,14 @@ fn the_schema_refuses_what_has_no_meaning() {
 }
 
 #[test]
-fn the_chart_has_the_definition_of_the_crate() {
-    let path = root().join(CHART).join("files/crds/helloopperators.terry.com.yaml");
-    let file: CustomResourceDefinition = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    // Not assert_eq!: it would print the whole definition twice.
-    assert!(file == crd::hello_operator(), "the chart's definition is not the crate's: run 'make crds'");
+fn the_chart_has_the_definitions_of_the_crate() {
+    for definition in crd::all() {
+        let name = definition.metadata.name.clone().unwrap();
+        let path = root().join(CHART).join("files/crds").join(format!("{name}.yaml"));
+        let file: CustomResourceDefinition = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        // Not assert_eq!: it would print the whole definition twice.
+        assert!(file == definition, "the chart's {name} is not the crate's: run 'make crds'");
+    }
 
     let Some(helm) = helm() else { return };
     let rendered = |arguments: &[&str]| -> Vec<CustomResourceDefinition> {
@@ -169,13 +172,17 @@ fn the_chart_has_the_definition_of_the_crate() {
             .map(|document| serde_json::from_value(document.clone()).unwrap())
             .collect()
     };
-    let mut definition = rendered(&[]).remove(0);
-    assert!(definition.metadata.labels.take().is_some());
-    let annotations = definition.metadata.annotations.take().unwrap();
-    assert_eq!(annotations["helm.sh/resource-policy"], "keep");
-    assert!(definition == crd::hello_operator(), "helm changed the definition");
+    let definitions = rendered(&[]);
+    assert_eq!(definitions.len(), crd::all().len());
+    for mut definition in definitions {
+        assert!(definition.metadata.labels.take().is_some());
+        let annotations = definition.metadata.annotations.take().unwrap();
+        assert_eq!(annotations["helm.sh/resource-policy"], "keep");
+        assert!(crd::all().contains(&definition), "helm changed {:?}", definition.metadata.name);
+    }
 
-    assert_eq!(rendered(&["--set", "crds.keep=false"])[0].metadata.annotations, None);
+    let unkept = rendered(&["--set", "crds.keep=false"]);
+    assert!(unkept.iter().all(|definition| definition.metadata.annotations.is_none()));
     assert!(rendered(&["--set", "crds.enabled=false"]).is_empty());
 }
 

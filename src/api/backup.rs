@@ -131,4 +131,7 @@ pub struct HelloBackupStatus {
     /// Bytes of the data directory per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<i64>,
+    /// Since when nobody tells of it although it should run (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unseen_since: Option<String>,
 }

@@ -4,6 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
+use super::backup::HelloBackup;
 use super::names::{MAX_INSTANCES, MAX_NAME};
 use super::spec::HelloOperator;
 
@@ -187,9 +188,25 @@ pub fn hello_operator() -> CustomResourceDefinition {
     serde_json::from_value(value).unwrap_or(crd)
 }
 
+/// The CRD of HelloBackup.
+pub fn hello_backup() -> CustomResourceDefinition {
+    let crd = HelloBackup::crd();
+    let mut value = serde_json::to_value(&crd).unwrap_or(Value::Null);
+    without_nullable(&mut value);
+    if let Some(spec) =
+        value.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/spec").and_then(Value::as_object_mut)
+    {
+        spec.insert("x-kubernetes-validations".into(), json!([{"rule": "self == oldSelf", "message": BACKUP_STAYS}]));
+    }
+    serde_json::from_value(value).unwrap_or(crd)
+}
+
+/// That a backup is what it is.
+pub const BACKUP_STAYS: &str = "the spec of a HelloBackup cannot be changed: make another one";
+
 /// All CRDs, in the order in which to install them.
 pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![hello_operator()]
+    vec![hello_operator(), hello_backup()]
 }
 
 #[cfg(test)]
@@ -200,9 +217,17 @@ mod tests {
     const FOREIGN: [&str; 4] =
         ["spec.pod.affinity", "spec.pod.tolerations", "spec.pod.topologySpreadConstraints", "spec.resources"];
 
-    fn schema() -> Value {
-        let crd = serde_json::to_value(hello_operator()).unwrap();
+    fn of(crd: &CustomResourceDefinition) -> Value {
+        let crd = serde_json::to_value(crd).unwrap();
         crd.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap().clone()
+    }
+
+    fn schema() -> Value {
+        of(&hello_operator())
+    }
+
+    fn schemas() -> Vec<Value> {
+        all().iter().map(of).collect()
     }
 
     fn fields(schema: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
@@ -218,9 +243,11 @@ mod tests {
 
     #[test]
     fn every_field_has_a_description_of_its_own() {
-        fields(&schema(), "", &mut |path, field| {
-            assert!(field["description"].as_str().is_some_and(|text| text.len() > 5), "{path} has no description");
-        });
+        for schema in schemas() {
+            fields(&schema, "", &mut |path, field| {
+                assert!(field["description"].as_str().is_some_and(|text| text.len() > 5), "{path} has no description");
+            });
+        }
         let schema = schema();
         let description = |path: &str| schema.pointer(path).and_then(|field| field["description"].as_str()).unwrap();
         // The field's words, not the type's.
@@ -230,7 +257,7 @@ mod tests {
 
     #[test]
     fn every_list_map_and_string_of_the_spec_is_bounded() {
-        fields(&schema()["properties"]["spec"], "spec", &mut |path, field| {
+        let mut bounded = |path: &str, field: &Value| {
             if FOREIGN.contains(&path) && field["type"] == "object" {
                 return;
             }
@@ -243,12 +270,15 @@ mod tests {
                 _ => field.get("maxLength").is_some() || path == "spec.version",
             };
             assert!(bounded || path == "spec.imagePullSecrets.name", "{path} has no bound: {field}");
-        });
+        };
+        for schema in schemas() {
+            fields(&schema["properties"]["spec"], "spec", &mut bounded);
+        }
     }
 
     #[test]
     fn no_null_is_ever_stored() {
-        assert!(!schema().to_string().contains("nullable"));
+        assert!(schemas().iter().all(|schema| !schema.to_string().contains("nullable")));
     }
 
     #[test]

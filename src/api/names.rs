@@ -11,6 +11,10 @@ pub const VERSION: &str = "v1";
 pub const KIND: &str = "HelloOperator";
 /// Name of the CustomResourceDefinition.
 pub const CRD_NAME: &str = "helloopperators.terry.com";
+/// Kind of a backup.
+pub const KIND_BACKUP: &str = "HelloBackup";
+/// Name of its CustomResourceDefinition.
+pub const CRD_NAME_BACKUP: &str = "hellobackups.terry.com";
 /// Longest name of a HelloOperator object.
 pub const MAX_NAME: usize = 45;
 /// Highest number of instances, and so of an instance's ordinal.
@@ -58,6 +62,9 @@ pub const ANNOTATION_TERM: &str = "terry.com/term";
 /// Annotation of a child ConfigMap: the uid of the object whose "A handler is called" line was logged.
 pub const ANNOTATION_GREETED: &str = "terry.com/greeted";
 
+/// Annotation of a HelloBackup that a schedule made: the run, in RFC 3339.
+pub const ANNOTATION_RUN: &str = "terry.com/run";
+
 /// Port of PostgreSQL.
 pub const PORT_POSTGRES: u16 = 5432;
 /// Port of the agent's API (mutual TLS).
@@ -75,9 +82,9 @@ pub const AGENT_BINARY: &str = "/opt/hello/hello-operator";
 pub const DATA_MOUNT: &str = "/var/lib/hello/data";
 /// Mount of the WAL volume, when there is one.
 pub const WAL_MOUNT: &str = "/var/lib/hello/wal";
-/// Mount of a volume destination of backups.
+/// Mount of the volume that backups go to, when they go to one.
 pub const BACKUP_MOUNT: &str = "/var/lib/hello/backup";
-/// Mount of a volume from which a new cluster is restored.
+/// Mount of the volume that a cluster is restored from, when it is from one.
 pub const RESTORE_MOUNT: &str = "/var/lib/hello/restore";
 /// Folder of PostgreSQL's unix socket (an emptyDir).
 pub const SOCKET_DIR: &str = "/var/run/postgresql";
@@ -173,6 +180,14 @@ impl Names {
     pub fn agent_account(&self) -> String {
         self.with("agent")
     }
+    /// HelloBackup of a run of the schedule: the same whoever makes it, so that two leaders cannot make two.
+    pub fn backup(&self, run: jiff::Timestamp) -> String {
+        self.with(&run.strftime("%Y%m%d%H%M").to_string())
+    }
+    /// Scratch Pod that proves a backup.
+    pub fn verify_pod(&self) -> String {
+        self.with("verify")
+    }
     /// PodDisruptionBudget.
     pub fn pdb(&self) -> String {
         self.cluster.clone()
@@ -203,6 +218,8 @@ mod tests {
             names.lease(),
             names.config_map(),
             names.agent_account(),
+            names.backup(jiff::Timestamp::UNIX_EPOCH),
+            names.verify_pod(),
         ] {
             assert!(name.len() <= 63, "{name}");
             assert!(!name.contains('.'), "{name}");

@@ -14,7 +14,8 @@ pub struct HelloOperatorStatus {
     /// What it does now, in one word for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Ready, Progressing, Degraded and WriteAvailable, each with a reason and a sentence.
+    /// Ready, Progressing, Degraded, WriteAvailable and, where backups go somewhere, BackupHealthy; each with a reason and a
+    /// sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,
@@ -45,6 +46,75 @@ pub struct HelloOperatorStatus {
     /// The sync rules, as the Lease says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replication: Option<ReplicationStatus>,
+    /// Backups and the archive, where they go somewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<BackupStatus>,
+}
+
+/// Backups and the archive.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct BackupStatus {
+    /// The newest good backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_successful: Option<LastBackup>,
+    /// The first moment that can be restored (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_recoverable: Option<String>,
+    /// The last segment of WAL that was archived when this status was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_archived_wal: Option<String>,
+    /// When that was (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_archived_at: Option<String>,
+    /// When the schedule makes the next backup (RFC 3339). One that has passed is made as soon as it can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_run: Option<String>,
+    /// When the newest backup is proven next (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_verification: Option<String>,
+    /// The last proof that a backup can be restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_verified: Option<VerifiedStatus>,
+    /// Why the last proof failed; missing when it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification_error: Option<String>,
+    /// Backups that the retention removes when it runs next.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expiring: Vec<ExpiringStatus>,
+}
+
+/// A good backup.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct LastBackup {
+    /// Name of its HelloBackup, while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its id in the destination.
+    pub backup_id: String,
+    /// When it was complete (RFC 3339).
+    pub completed_at: String,
+}
+
+/// A proof.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifiedStatus {
+    /// The backup that was restored, by id.
+    pub backup_id: String,
+    /// When (RFC 3339).
+    pub at: String,
+}
+
+/// A backup on its way out.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ExpiringStatus {
+    /// Its id in the destination.
+    pub backup_id: String,
+    /// Why it goes.
+    pub reason: String,
 }
 
 /// The instance that takes writes.

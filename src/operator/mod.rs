@@ -142,8 +142,10 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         metrics: Arc::clone(&metrics),
         degraded,
     };
-    let all = { (Arc::clone(&mirrors), Arc::clone(&queue)) };
-    tokio::spawn(async move { crd::watch(watch, move || wake_all(&all.0, &all.1)).await });
+    for definition in crd::Definition::ALL {
+        let (watch, all) = (watch.clone(), (Arc::clone(&mirrors), Arc::clone(&queue)));
+        tokio::spawn(async move { crd::watch(watch, definition, move || wake_all(&all.0, &all.1)).await });
+    }
     let watching = Watching { client: reader, mirrors, queue: Arc::clone(&queue), metrics };
     let telling = gate.clone();
     streams::start(&watching, move |cluster, news| {
@@ -207,7 +209,7 @@ async fn lead(gate: Gate, mirrors: Arc<Mirrors>, queue: Arc<Queue>, manage: Opti
             if let Some(client) = &manage
                 && let Err(error) = crd::ensure(client).await
             {
-                tracing::error!(%error, "the CRD cannot be installed");
+                tracing::error!(%error, "the CRDs cannot be installed");
             }
         } else if led && !leads {
             tracing::warn!("this process no longer leads");

@@ -59,7 +59,7 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
 async fn bare(client: &kube::Client) -> Result<bool, Error> {
     let crds = Api::all(client.clone());
     let crd = call("the CRD cannot be read", crds.get(crate::api::names::CRD_NAME)).await?;
-    Ok(super::crd::is_bare(&crd))
+    Ok(super::crd::is_bare(super::crd::Definition::Operators, &crd))
 }
 
 fn describe(

@@ -288,7 +288,34 @@ fn default_secret_access_key() -> String {
     "secretAccessKey".into()
 }
 
-fn checked_text(most: u32, rule: &str, message: &str) -> Schema {
+/// Rule and message of a text, as the API server checks it; [`crate::core::cluster`] checks the same again.
+pub type Rule = (&'static str, &'static str);
+
+/// A schedule. Whether such a moment ever comes (30 February) is more than a pattern can say: a condition tells.
+pub const CRON: Rule = (
+    "self.matches('^[0-9*,/A-Za-z-]+( +[0-9*,/A-Za-z-]+){4}$')",
+    "use five fields of cron: minute, hour, day of the month, month, day of the week, such as 0 3 * * *",
+);
+/// How long.
+pub const KEEP_FOR: Rule =
+    ("self.matches('^[1-9][0-9]{0,8}[smhdw]$')", "use a number and one of s, m, h, d or w, such as 30d");
+/// A folder.
+pub const PATH: Rule = (
+    "self.matches('^[A-Za-z0-9._=/-]+$') && !self.matches('(^|/)[.][.]?(/|$)') && !self.contains('//')",
+    "use a path of letters, digits, . _ = - and single slashes, such as backups/my-helloworld",
+);
+/// A server.
+pub const ENDPOINT: Rule = (
+    "self.matches('^https?://[^/?#@]+$')",
+    "use an address such as https://minio.example:9000, without a path or credentials",
+);
+/// A pace.
+pub const RATE: Rule = (
+    "type(self) == int ? self >= 65536 : isQuantity(self) && quantity(self).compareTo(quantity('64Ki')) >= 0",
+    "use at least 64Ki bytes per second, such as 50M",
+);
+
+pub(super) fn checked_text(most: u32, (rule, message): Rule) -> Schema {
     json_schema!({
         "type": "string",
         "maxLength": most,
@@ -297,42 +324,26 @@ fn checked_text(most: u32, rule: &str, message: &str) -> Schema {
 }
 
 fn cron_schema(_: &mut SchemaGenerator) -> Schema {
-    // Whether such a moment ever comes (30 February) is more than a pattern can say: a condition tells.
-    checked_text(
-        128,
-        "self.matches('^[0-9*,/A-Za-z-]+( +[0-9*,/A-Za-z-]+){4}$')",
-        "use five fields of cron: minute, hour, day of the month, month, day of the week, such as 0 3 * * *",
-    )
+    checked_text(128, CRON)
 }
 
 fn keep_for_schema(_: &mut SchemaGenerator) -> Schema {
-    checked_text(16, "self.matches('^[1-9][0-9]{0,8}[smhdw]$')", "use a number and one of s, m, h, d or w, such as 30d")
+    checked_text(16, KEEP_FOR)
 }
 
 fn path_schema(_: &mut SchemaGenerator) -> Schema {
-    checked_text(
-        512,
-        "self.matches('^[A-Za-z0-9._=/-]+$') && !self.matches('(^|/)[.][.]?(/|$)') && !self.contains('//')",
-        "use a path of letters, digits, . _ = - and single slashes, such as backups/my-helloworld",
-    )
+    checked_text(512, PATH)
 }
 
 fn endpoint_schema(_: &mut SchemaGenerator) -> Schema {
-    checked_text(
-        512,
-        "self.matches('^https?://[^/?#@]+$')",
-        "use an address such as https://minio.example:9000, without a path or credentials",
-    )
+    checked_text(512, ENDPOINT)
 }
 
 fn rate_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "x-kubernetes-int-or-string": true,
         "maxLength": 32,
-        "x-kubernetes-validations": [{
-            "rule": "type(self) == int ? self >= 65536 : isQuantity(self) && quantity(self).compareTo(quantity('64Ki')) >= 0",
-            "message": "use at least 64Ki bytes per second, such as 50M",
-        }],
+        "x-kubernetes-validations": [{"rule": RATE.0, "message": RATE.1}],
     })
 }
 

@@ -5,6 +5,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::Destination;
+use super::backup::{Rule, checked_text};
 
 /// What a new cluster begins with.
 #[derive(Serialize, Deserialize, KubeSchema, Clone, Debug, Default, PartialEq, Eq)]
@@ -48,30 +49,28 @@ pub struct RestoreSpec {
     pub target_timeline: Option<i32>,
 }
 
-fn checked_text(most: u32, rule: &str, message: &str) -> Schema {
-    json_schema!({
-        "type": "string",
-        "maxLength": most,
-        "x-kubernetes-validations": [{"rule": rule, "message": message}],
-    })
-}
+/// A moment. Days that a month does not have are told by a condition.
+pub const TIME: Rule = (
+    "self.matches('^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[T ]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?(Z|[+-](0[0-9]|1[0-4]):[0-5][0-9])$')",
+    "use a time with its zone, such as 2026-11-30T10:01:00Z",
+);
+/// A position.
+pub const LSN: Rule = ("self.matches('^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$')", "use a WAL position such as 0/3000148");
+/// A timeline.
+pub const TIMELINE: Rule = ("self >= 1", "use a timeline of at least 1");
 
 fn time_schema(_: &mut SchemaGenerator) -> Schema {
-    checked_text(
-        64,
-        "self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$')",
-        "use a time with its zone, such as 2026-11-30T10:01:00Z",
-    )
+    checked_text(64, TIME)
 }
 
 fn lsn_schema(_: &mut SchemaGenerator) -> Schema {
-    checked_text(17, "self.matches('^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$')", "use a WAL position such as 0/3000148")
+    checked_text(17, LSN)
 }
 
 fn timeline_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "integer",
         "format": "int32",
-        "x-kubernetes-validations": [{"rule": "self >= 1", "message": "use a timeline of at least 1"}],
+        "x-kubernetes-validations": [{"rule": TIMELINE.0, "message": TIMELINE.1}],
     })
 }

@@ -14,9 +14,10 @@ mod services;
 mod storage;
 
 pub use backup::{
-    Azure, BackupSpec, BackupVolume, Destination, Gcs, RetentionSpec, S3, S3Credentials, SecretKey, VerifySpec,
+    Azure, BackupSpec, BackupVolume, CRON, Destination, ENDPOINT, Gcs, KEEP_FOR, PATH, RATE, RetentionSpec, S3,
+    S3Credentials, SecretKey, VerifySpec,
 };
-pub use bootstrap::{BootstrapSpec, RestoreSpec};
+pub use bootstrap::{BootstrapSpec, LSN, RestoreSpec, TIME, TIMELINE};
 pub use failover::{FailoverSpec, STOP_SECONDS};
 pub use pod::{ImagePullPolicy, PodSpec};
 pub use postgresql::PostgresqlSpec;
@@ -63,6 +64,12 @@ use super::status::HelloOperatorStatus;
         description = "Instance that takes writes"
     ),
     printcolumn(name = "STATUS", type_ = "string", json_path = ".status.phase", description = "What it does now"),
+    printcolumn(
+        name = "LAST BACKUP",
+        type_ = "date",
+        json_path = ".status.backup.lastSuccessful.completedAt",
+        description = "Age of the last good backup"
+    ),
     printcolumn(
         name = "AGE",
         type_ = "date",

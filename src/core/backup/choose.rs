@@ -37,8 +37,8 @@ impl Wish {
     /// From the operator's order.
     pub fn of(order: &RestoreOrder, major: u32) -> Result<Self, Refusal> {
         let target = match (&order.target_time, order.target_lsn, &order.target_name) {
-            (Some(time), None, None) => {
-                Target::Time(time.parse().map_err(|_| Refusal::InvalidTime { text: time.clone() })?)
+            (Some(moment), None, None) => {
+                Target::Time(moment.parse().map_err(|_| Refusal::InvalidTime { text: moment.clone() })?)
             }
             (None, Some(lsn), None) => Target::Lsn(lsn),
             (None, None, Some(name)) => Target::Name(name.clone()),
@@ -207,7 +207,7 @@ impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Latest => f.write_str("the end of the archive"),
-            Self::Time(time) => write!(f, "{time}"),
+            Self::Time(moment) => write!(f, "{moment}"),
             Self::Lsn(lsn) => write!(f, "{lsn}"),
             Self::Name(name) => write!(f, "{name:?}"),
         }
@@ -328,7 +328,7 @@ fn best<'a>(able: &[&'a Entry], wal: &Wal, wish: &Wish, way: &[Leg], timeline: u
 fn before(entry: &Entry, target: &Target) -> bool {
     match target {
         Target::Latest | Target::Name(_) => true,
-        Target::Time(time) => entry.stopped_at <= *time,
+        Target::Time(moment) => entry.stopped_at <= *moment,
         Target::Lsn(lsn) => entry.stop_lsn <= *lsn,
     }
 }

@@ -3,12 +3,15 @@
 //! The rules and their sentences are those of the CRD ([`crate::api::crd`], [`crate::api::spec`]); they are checked again
 //! because a bare CRD can let anything through. `tests/api` keeps the two equal on generated objects.
 
+mod backup;
 mod check;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+pub use backup::{Backup, Restore, RestoreFrom, Verify};
 
 use check::{
     check_failover, check_hba, check_identifier, check_instances, check_name, check_parameters, check_primary,
@@ -17,6 +20,7 @@ use check::{
 
 use super::quantity;
 use crate::api::agent::LeaseBounds;
+use crate::api::crd::RESTORE_STAYS;
 use crate::api::names::Names;
 use crate::api::spec::{
     CertificatesSpec, Durability, Engine, HelloOperatorSpec, ImagePullPolicy, OnDelete, PodSpec, SecretsSpec,
@@ -79,6 +83,10 @@ pub struct Cluster {
     pub secrets: SecretsSpec,
     /// The user's own certificates.
     pub certificates: CertificatesSpec,
+    /// Archive and base backups.
+    pub backup: Backup,
+    /// What it begins with; None: an empty database.
+    pub restore: Option<Restore>,
     /// Whether it runs.
     pub state: State,
 }
@@ -162,6 +170,8 @@ impl Cluster {
                 }
             }
         }
+        let backup = backup::check_backup(&spec.backup, &mut errors);
+        let restore = spec.bootstrap.restore.as_ref().and_then(|restore| backup::check_restore(restore, &mut errors));
         if !errors.is_empty() {
             return Err(errors);
         }
@@ -203,6 +213,8 @@ impl Cluster {
             services: spec.services.clone(),
             secrets: spec.secrets.clone(),
             certificates: spec.certificates.clone(),
+            backup,
+            restore,
             state: spec.state,
         })
     }
@@ -241,6 +253,9 @@ pub fn transition(old: &HelloOperatorSpec, new: &HelloOperatorSpec) -> Vec<Inval
             "spec",
             "postgresql.database and postgresql.owner cannot be changed: create the other database with SQL",
         ));
+    }
+    if old.bootstrap.restore != new.bootstrap.restore {
+        errors.push(invalid("spec", RESTORE_STAYS));
     }
     let sizes = [
         ("size", Some(&old.storage.size), Some(&new.storage.size)),
