@@ -260,6 +260,9 @@ impl Store {
                 return Error::Io { what, path: folder.join(self.path(object).as_ref()), source };
             }
         }
+        if is(&["status code: 416", "object was only"]) {
+            return Error::Corrupt { at, detail: "it is shorter than it was".to_owned() };
+        }
         match failure {
             Failure::NotFound { .. } => Error::NotFound { at },
             Failure::PermissionDenied { .. } | Failure::Unauthenticated { .. } => {
