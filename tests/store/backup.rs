@@ -18,20 +18,23 @@ use crate::world::{Folder, Server, back_up, bytes, everywhere, id, manifest, mod
 fn odd() -> Folder {
     let folder = Folder::new();
     let long = format!("base/5/{}", "long-name-".repeat(20));
-    write(&folder.0, &[
-        ("PG_VERSION", b"17\n"),
-        ("global/pg_control", &bytes(8192, 1)),
-        ("global/1262", &bytes(8192, 2)),
-        ("base/5/16384", &bytes(30 << 20, 3)),
-        ("base/5/16384.1", b""),
-        ("base/5/with space and ünïcödé \u{1F418}", &bytes(100_000, 4)),
-        (&long, b"long"),
-        ("base/5/-rf", b"a dash"),
-        ("base/5/..hidden", b"dots"),
-        ("pg_wal/000000010000000000000001", b"not in a backup"),
-        ("postmaster.pid", b"1\n"),
-        ("hello_archive_id", b"7"),
-    ]);
+    write(
+        &folder.0,
+        &[
+            ("PG_VERSION", b"17\n"),
+            ("global/pg_control", &bytes(8192, 1)),
+            ("global/1262", &bytes(8192, 2)),
+            ("base/5/16384", &bytes(30 << 20, 3)),
+            ("base/5/16384.1", b""),
+            ("base/5/with space and ünïcödé \u{1F418}", &bytes(100_000, 4)),
+            (&long, b"long"),
+            ("base/5/-rf", b"a dash"),
+            ("base/5/..hidden", b"dots"),
+            ("pg_wal/000000010000000000000001", b"not in a backup"),
+            ("postmaster.pid", b"1\n"),
+            ("hello_archive_id", b"7"),
+        ],
+    );
     std::fs::create_dir_all(folder.join("pg_twophase")).unwrap();
     std::fs::create_dir_all(folder.join("pg_notify")).unwrap();
     let sparse = std::fs::File::create(folder.join("base/5/sparse")).unwrap();
@@ -124,7 +127,10 @@ async fn the_catalog_tells_what_can_be_used_and_what_cannot() {
                 State::Broken(error) => panic!("{error}"),
             })
             .collect();
-        assert_eq!(states, ["true 50003", "broken manifest.json", "broken part-0000.tar.zst", "true 50003", "unfinished true"]);
+        assert_eq!(
+            states,
+            ["true 50003", "broken manifest.json", "broken part-0000.tar.zst", "true 50003", "unfinished true"]
+        );
 
         for random in 1..=5 {
             catalog::remove_backup(&store, &id(random)).await.unwrap();
@@ -162,13 +168,16 @@ async fn a_backup_needs_its_archives_and_its_name() {
 async fn files_that_vanish_shrink_and_grow_are_taken_as_they_were_opened() {
     everywhere(async |store| {
         let data = Folder::new();
-        write(&data.0, &[
-            ("base/1/1", &bytes(1 << 20, 1)),
-            ("base/1/2", &bytes(1 << 20, 2)),
-            ("base/1/3", &bytes(1 << 20, 3)),
-            ("base/1/4", &bytes(8192, 4)),
-            ("global/pg_control", b"old"),
-        ]);
+        write(
+            &data.0,
+            &[
+                ("base/1/1", &bytes(1 << 20, 1)),
+                ("base/1/2", &bytes(1 << 20, 2)),
+                ("base/1/3", &bytes(1 << 20, 3)),
+                ("base/1/4", &bytes(8192, 4)),
+                ("global/pg_control", b"old"),
+            ],
+        );
         let plan = BackupPlan { parallel: 1, max_bytes_per_second: Some(2 << 20), ..plan(&data, 1) };
         let progress = Arc::new(Progress::default());
         let (at, root) = (Arc::clone(&progress), data.0.clone());

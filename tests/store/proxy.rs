@@ -110,7 +110,9 @@ pub async fn before(server: SocketAddr) -> Proxy {
             tokio::spawn(async move {
                 let service = service_fn(move |request| pass(client.clone(), Arc::clone(&plan), server, request));
                 // An error of the service is how a connection is ended without an answer.
-                let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(connection), service).await;
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(connection), service)
+                    .await;
             });
         }
     });
@@ -147,7 +149,11 @@ async fn pass(
                 *waiting += 1;
                 *waiting > 1
             };
-            if second { plan.met.notify_waiters() } else { met.await }
+            if second {
+                plan.met.notify_waiters()
+            } else {
+                met.await
+            }
             Some(plan.one.lock().await)
         }
         _ => None,
@@ -181,8 +187,10 @@ async fn pass(
                 tokio::time::sleep(pause).await;
                 Some((Ok(Frame::data(pieces.next()?)), pieces))
             });
-            StreamBody::new(Box::pin(stream) as Pin<Box<dyn futures::Stream<Item = Result<Frame<Bytes>, Failure>> + Send + Sync>>)
-                .boxed()
+            StreamBody::new(
+                Box::pin(stream) as Pin<Box<dyn futures::Stream<Item = Result<Frame<Bytes>, Failure>> + Send + Sync>>
+            )
+            .boxed()
         }
         _ => body.map_err(Failure::from).boxed(),
     };
