@@ -93,7 +93,10 @@ async fn histories_partials_and_labels_have_rules_of_their_own() {
         push(&store, &folder, "000000020000000000000003", b"").await.unwrap();
         store.create("wal/readme.txt", Bytes::from_static(b"hello")).await.unwrap();
         let listing = wal::list(&store).await.unwrap();
-        assert_eq!(listing.segments.iter().map(ToString::to_string).collect::<Vec<_>>(), [SEGMENT, "000000020000000000000003"]);
+        assert_eq!(
+            listing.segments.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            [SEGMENT, "000000020000000000000003"]
+        );
         assert_eq!(listing.partials.len(), 1);
         assert_eq!(listing.histories.iter().copied().collect::<Vec<_>>(), [2]);
         assert_eq!(listing.strangers, ["wal/readme.txt"]);
@@ -136,13 +139,14 @@ async fn two_who_push_at_once_have_one_winner() {
     for round in 0..50 {
         let name = format!("0000000100000000{round:08X}");
         let (one, two) = (bytes(100_000, 1), bytes(100_000, 2));
-        let (first, second) =
-            tokio::join!(push(&store, &folder, &name, &one), push(&store, &folder, &name, &one));
+        let (first, second) = tokio::join!(push(&store, &folder, &name, &one), push(&store, &folder, &name, &one));
         let stored = [first.unwrap(), second.unwrap()];
-        assert!(stored.contains(&Pushed::AlreadyThere) && stored.iter().any(|pushed| matches!(pushed, Pushed::Stored { .. })));
+        assert!(
+            stored.contains(&Pushed::AlreadyThere)
+                && stored.iter().any(|pushed| matches!(pushed, Pushed::Stored { .. }))
+        );
         let name = format!("0000000200000000{round:08X}");
-        let (first, second) =
-            tokio::join!(push(&store, &folder, &name, &one), push(&store, &folder, &name, &two));
+        let (first, second) = tokio::join!(push(&store, &folder, &name, &one), push(&store, &folder, &name, &two));
         let dest = folder.join("fetched");
         claimed(&store).await;
         assert!(fetch(&store, &name, &dest).await.unwrap());

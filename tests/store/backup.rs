@@ -18,20 +18,23 @@ use crate::world::{Folder, Server, back_up, bytes, everywhere, id, manifest, mod
 fn odd() -> Folder {
     let folder = Folder::new();
     let long = format!("base/5/{}", "long-name-".repeat(20));
-    write(&folder.0, &[
-        ("PG_VERSION", b"17\n"),
-        ("global/pg_control", &bytes(8192, 1)),
-        ("global/1262", &bytes(8192, 2)),
-        ("base/5/16384", &bytes(30 << 20, 3)),
-        ("base/5/16384.1", b""),
-        ("base/5/with space and ünïcödé \u{1F418}", &bytes(100_000, 4)),
-        (&long, b"long"),
-        ("base/5/-rf", b"a dash"),
-        ("base/5/..hidden", b"dots"),
-        ("pg_wal/000000010000000000000001", b"not in a backup"),
-        ("postmaster.pid", b"1\n"),
-        ("hello_archive_id", b"7"),
-    ]);
+    write(
+        &folder.0,
+        &[
+            ("PG_VERSION", b"17\n"),
+            ("global/pg_control", &bytes(8192, 1)),
+            ("global/1262", &bytes(8192, 2)),
+            ("base/5/16384", &bytes(30 << 20, 3)),
+            ("base/5/16384.1", b""),
+            ("base/5/with space and ünïcödé \u{1F418}", &bytes(100_000, 4)),
+            (&long, b"long"),
+            ("base/5/-rf", b"a dash"),
+            ("base/5/..hidden", b"dots"),
+            ("pg_wal/000000010000000000000001", b"not in a backup"),
+            ("postmaster.pid", b"1\n"),
+            ("hello_archive_id", b"7"),
+        ],
+    );
     std::fs::create_dir_all(folder.join("pg_twophase")).unwrap();
     std::fs::create_dir_all(folder.join("pg_notify")).unwrap();
     let sparse = std::fs::File::create(folder.join("base/5/sparse")).unwrap();
@@ -124,7 +127,10 @@ async fn the_catalog_tells_what_can_be_used_and_what_cannot() {
                 State::Broken(error) => panic!("{error}"),
             })
             .collect();
-        assert_eq!(states, ["true 50003", "broken manifest.json", "broken part-0000.tar.zst", "true 50003", "unfinished true"]);
+        assert_eq!(
+            states,
+            ["true 50003", "broken manifest.json", "broken part-0000.tar.zst", "true 50003", "unfinished true"]
+        );
 
         for random in 1..=5 {
             catalog::remove_backup(&store, &id(random)).await.unwrap();
@@ -162,13 +168,16 @@ async fn a_backup_needs_its_archives_and_its_name() {
 async fn files_that_vanish_shrink_and_grow_are_taken_as_they_were_opened() {
     everywhere(async |store| {
         let data = Folder::new();
-        write(&data.0, &[
-            ("base/1/1", &bytes(1 << 20, 1)),
-            ("base/1/2", &bytes(1 << 20, 2)),
-            ("base/1/3", &bytes(1 << 20, 3)),
-            ("base/1/4", &bytes(8192, 4)),
-            ("global/pg_control", b"old"),
-        ]);
+        write(
+            &data.0,
+            &[
+                ("base/1/1", &bytes(1 << 20, 1)),
+                ("base/1/2", &bytes(1 << 20, 2)),
+                ("base/1/3", &bytes(1 << 20, 3)),
+                ("base/1/4", &bytes(8192, 4)),
+                ("global/pg_control", b"old"),
+            ],
+        );
         let plan = BackupPlan { parallel: 1, max_bytes_per_second: Some(2 << 20), ..plan(&data, 1) };
         let progress = Arc::new(Progress::default());
         let (at, root) = (Arc::clone(&progress), data.0.clone());
@@ -273,4 +282,27 @@ async fn a_manifest_that_leads_elsewhere_is_refused() {
         catalog::remove_backup(&store, &id(1)).await.unwrap();
     })
     .await;
+}
+
+/// What an agent that was killed in the middle of a write leaves on a volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_writes_that_were_cut_short_left_on_a_volume_is_swept() {
+    let (data, volume) = (Folder::new(), Folder::new());
+    write(&data.0, &[("PG_VERSION", b"17\n")]);
+    let target = hello_operator::backup::target::Target::Volume { folder: volume.0.clone() };
+    let store = Store::open(&target, "db").unwrap();
+    back_up(&store, &plan(&data, 1)).await.unwrap();
+    let (one, two) =
+        (format!("db/base/{}/part-0000.tar.zst#1", id(2)), format!("db/base/{}/part-0001.tar.zst#12", id(3)));
+    write(
+        &volume.0,
+        &[(&one, b"x"), (&two, b"x"), ("db/wal/00000001/x.zst#1", b"x"), ("db/notes #1.txt", b"not ours")],
+    );
+    assert_eq!(store.list("base").await.unwrap().len(), 2, "they count for nothing");
+    catalog::remove_backup(&store, &id(2)).await.unwrap();
+    assert!(!volume.join(&format!("db/base/{}", id(2))).exists());
+    let begin = "2020-01-01T00:00:00Z".parse().unwrap();
+    assert_eq!(catalog::sweep(&store, begin).await.unwrap(), 0, "they may be at work");
+    assert_eq!(catalog::sweep(&store, "2200-01-01T00:00:00Z".parse().unwrap()).await.unwrap(), 2);
+    assert_eq!(tree(&volume.0).values().flatten().count(), 3);
 }

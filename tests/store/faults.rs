@@ -9,6 +9,7 @@ use hello_operator::backup::catalog;
 use hello_operator::backup::layout::WalFile;
 use hello_operator::backup::manifest::Manifest;
 use hello_operator::backup::owner::claim;
+use hello_operator::backup::store::{Bounds, Created};
 use hello_operator::backup::wal::{self, Pushed};
 use hello_operator::backup::{Error, Kind, Store, restore};
 
@@ -16,12 +17,13 @@ use crate::proxy::{Fault, Plan, Proxy, before};
 use crate::world::{BOUNDS, BUCKET, Folder, Server, back_up, bytes, claimed, id, owner, tree, until, write};
 
 const SEGMENT: &str = "000000010000000000000003";
-const SLOW_DOWN: &str = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+const SLOW_DOWN: &str =
+    "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
 const DENIED: &str = "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>";
-const EXPIRED: &str = "<?xml version=\"1.0\"?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>";
+const EXPIRED: &str =
+    "<?xml version=\"1.0\"?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>";
 const NO_KEY: &str = "<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code><Message>No.</Message></Error>";
-const NO_BUCKET: &str =
-    "<?xml version=\"1.0\"?><Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>";
+const NO_BUCKET: &str = "<?xml version=\"1.0\"?><Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>";
 
 struct World {
     server: Server,
@@ -37,12 +39,15 @@ impl World {
         let store = Store::open_with(&server.target(proxy.address), "db", BOUNDS).unwrap();
         let folder = Folder::new();
         write(&folder.0, &[("segment", &bytes(16 << 20, 1))]);
-        write(&folder.join("data"), &[
-            ("PG_VERSION", b"17\n"),
-            ("base/1/1", &bytes(20 << 20, 2)),
-            ("base/1/2", &bytes(20 << 20, 3)),
-            ("global/pg_control", &bytes(8192, 4)),
-        ]);
+        write(
+            &folder.join("data"),
+            &[
+                ("PG_VERSION", b"17\n"),
+                ("base/1/1", &bytes(20 << 20, 2)),
+                ("base/1/2", &bytes(20 << 20, 3)),
+                ("global/pg_control", &bytes(8192, 4)),
+            ],
+        );
         claimed(&store).await;
         Self { server, proxy, store, folder }
     }
@@ -61,7 +66,8 @@ impl World {
         } else {
             assert!(!dest.exists(), "nothing half-written");
         }
-        let left = std::fs::read_dir(&self.folder.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let left =
+            std::fs::read_dir(&self.folder.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         assert!(!left.into_iter().any(|name| name.ends_with(".tmp")), "nothing is left");
         result
     }
@@ -70,7 +76,8 @@ impl World {
     }
     async fn unpack(&self, manifest: &Manifest) -> Result<(), Error> {
         let dest = Folder::new();
-        let result = restore::unpack(&self.store, manifest, &dest.join("data"), 2, &Arc::new(Progress::default())).await;
+        let result =
+            restore::unpack(&self.store, manifest, &dest.join("data"), 2, &Arc::new(Progress::default())).await;
         if result.is_ok() {
             let mut found = tree(&dest.join("data"));
             for added in ["backup_label", "pg_wal", "pg_wal/archive_status"] {
@@ -91,13 +98,9 @@ impl World {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_passes_by_itself_is_not_noticed() {
-    for fault in [
-        Fault::Answer(500, ""),
-        Fault::Answer(503, SLOW_DOWN),
-        Fault::Answer(429, ""),
-        Fault::Break,
-        Fault::Lose,
-    ] {
+    for fault in
+        [Fault::Answer(500, ""), Fault::Answer(503, SLOW_DOWN), Fault::Answer(429, ""), Fault::Break, Fault::Lose]
+    {
         let world = World::new().await;
         let told = format!("{fault:?}");
         // Twice each, so that a retry fails, too.
@@ -106,7 +109,10 @@ async fn what_passes_by_itself_is_not_noticed() {
         let pushed = world.push().await.unwrap_or_else(|error| panic!("{told}: {error}"));
         // What was carried out without our hearing of it is found to be ours.
         let lost = matches!(fault, Fault::Lose);
-        assert!(if lost { pushed == Pushed::AlreadyThere } else { matches!(pushed, Pushed::Stored { .. }) }, "{told}: {pushed:?}");
+        assert!(
+            if lost { pushed == Pushed::AlreadyThere } else { matches!(pushed, Pushed::Stored { .. }) },
+            "{told}: {pushed:?}"
+        );
         world.plan().fault("GET", "wal/", 2, fault.clone());
         assert!(world.fetch().await.unwrap_or_else(|error| panic!("{told}: {error}")));
 
@@ -164,7 +170,10 @@ async fn silence_ends_in_a_timeout() {
     let error = wal::push(&world.store, &world.folder.join("segment"), &other, 3).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Timeout, "{error}");
     world.plan().heal();
-    assert!(matches!(wal::push(&world.store, &world.folder.join("segment"), &other, 3).await, Ok(Pushed::Stored { .. })));
+    assert!(matches!(
+        wal::push(&world.store, &world.folder.join("segment"), &other, 3).await,
+        Ok(Pushed::Stored { .. })
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -307,7 +316,9 @@ async fn two_who_push_at_once_meet_at_the_store() {
         std::fs::write(&other, bytes(16 << 20, seed)).unwrap();
         let proxy = before(world.server.address).await;
         proxy.plan.fault("PUT", "wal/", 2, Fault::Meet);
-        let store = Store::open_with(&world.server.target(proxy.address), "db", BOUNDS).unwrap();
+        // The first one waits for the second one, who may still be compressing.
+        let patient = Bounds { silence: BOUNDS.call, ..BOUNDS };
+        let store = Store::open_with(&world.server.target(proxy.address), "db", patient).unwrap();
         let file: WalFile = name.parse().unwrap();
         let ours = world.folder.join("segment");
         let (one, two) = tokio::join!(wal::push(&store, &ours, &file, 3), wal::push(&store, &other, &file, 3));
@@ -323,5 +334,8 @@ async fn two_who_push_at_once_meet_at_the_store() {
         }
         assert_eq!(stored, 1);
     }
-    assert_eq!(world.store.create("owner.json", Bytes::new()).await.unwrap(), hello_operator::backup::store::Created::Exists);
+    assert_eq!(
+        world.store.create("owner.json", Bytes::new()).await.unwrap(),
+        Created::Exists
+    );
 }

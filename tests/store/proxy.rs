@@ -39,6 +39,8 @@ pub enum Fault {
     Slow(usize, Duration),
     /// It is carried out, and a byte of the answer's body is another, so many from its end.
     Damage(usize),
+    /// It is carried out so much later, its body unread until then.
+    Delay(Duration),
     /// It waits until another one does, too; then they are carried out one after the other.
     Meet,
 }
@@ -110,7 +112,9 @@ pub async fn before(server: SocketAddr) -> Proxy {
             tokio::spawn(async move {
                 let service = service_fn(move |request| pass(client.clone(), Arc::clone(&plan), server, request));
                 // An error of the service is how a connection is ended without an answer.
-                let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(connection), service).await;
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(connection), service)
+                    .await;
             });
         }
     });
@@ -137,6 +141,7 @@ async fn pass(
             let _ = request.into_body().frame().await;
             return Err("broken on purpose".into());
         }
+        Some(Fault::Delay(pause)) => tokio::time::sleep(pause).await,
         _ => {}
     }
     let turn = match fault {
@@ -147,7 +152,11 @@ async fn pass(
                 *waiting += 1;
                 *waiting > 1
             };
-            if second { plan.met.notify_waiters() } else { met.await }
+            if second {
+                plan.met.notify_waiters()
+            } else {
+                met.await
+            }
             Some(plan.one.lock().await)
         }
         _ => None,
@@ -181,8 +190,10 @@ async fn pass(
                 tokio::time::sleep(pause).await;
                 Some((Ok(Frame::data(pieces.next()?)), pieces))
             });
-            StreamBody::new(Box::pin(stream) as Pin<Box<dyn futures::Stream<Item = Result<Frame<Bytes>, Failure>> + Send + Sync>>)
-                .boxed()
+            StreamBody::new(
+                Box::pin(stream) as Pin<Box<dyn futures::Stream<Item = Result<Frame<Bytes>, Failure>> + Send + Sync>>
+            )
+            .boxed()
         }
         _ => body.map_err(Failure::from).boxed(),
     };

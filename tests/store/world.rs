@@ -97,7 +97,8 @@ impl Server {
 
     /// Files of the server's folder that are no objects: its notes of uploads that were not finished.
     pub fn unfinished(&self) -> Vec<String> {
-        let names = std::fs::read_dir(&self.folder.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names =
+            std::fs::read_dir(&self.folder.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.contains("upload")).collect()
     }
 }
