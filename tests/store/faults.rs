@@ -334,8 +334,5 @@ async fn two_who_push_at_once_meet_at_the_store() {
         }
         assert_eq!(stored, 1);
     }
-    assert_eq!(
-        world.store.create("owner.json", Bytes::new()).await.unwrap(),
-        Created::Exists
-    );
+    assert_eq!(world.store.create("owner.json", Bytes::new()).await.unwrap(), Created::Exists);
 }
