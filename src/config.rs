@@ -34,6 +34,9 @@ pub enum Command {
     /// Has the agent fetch a file of the archive: PostgreSQL's restore_command.
     #[command(hide = true)]
     Fetch(FetchArgs),
+    /// Proves in a scratch Pod that the newest backup can be restored. The operator starts it.
+    #[command(hide = true)]
+    Verify(VerifyArgs),
     /// Copies this binary into a shared volume, so that any database image can run the agent.
     Inject(InjectArgs),
     /// Prints the CustomResourceDefinitions as YAML.
@@ -145,6 +148,23 @@ pub struct FetchArgs {
     pub name: String,
     /// Where to put it.
     pub to: PathBuf,
+}
+
+/// Flags of `hello-operator verify`.
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArgs {
+    /// What to verify: [`crate::api::verify::VerifyOrder`] as JSON.
+    #[arg(long, env = "HELLO_VERIFY")]
+    pub order: String,
+    /// Namespace of the Pod.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub namespace: String,
+    /// Where the scratch volume is mounted.
+    #[arg(long, default_value = crate::api::names::DATA_MOUNT)]
+    pub data: PathBuf,
+    /// Where the result goes.
+    #[arg(long, default_value = "/dev/termination-log")]
+    pub result: PathBuf,
 }
 
 /// Flags of `hello-operator inject`.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use hello_operator::agent;
 use hello_operator::api::crd;
-use hello_operator::config::{AgentArgs, Cli, Command, LogArgs, TelemetryEnv, cloud_identity};
+use hello_operator::config::{Cli, Command, LogArgs, TelemetryEnv, cloud_identity};
 use hello_operator::operator;
 use hello_operator::telemetry;
 
@@ -22,7 +22,8 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match cli.command {
         Command::Run(args) => finish(block_on(operator::run(args, cli.log))),
-        Command::Agent(args) => run_agent(args, &cli.log),
+        Command::Agent(args) => run_agent(&cli.log, agent::run(args, cloud_identity())),
+        Command::Verify(args) => run_agent(&cli.log, agent::verify::run(args, cloud_identity())),
         Command::Killer(_) | Command::Archive(_) | Command::Fetch(_) => ExitCode::FAILURE,
         Command::Inject(args) => finish(agent::inject(&args.to)),
         Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
@@ -41,14 +42,14 @@ fn block_on<T>(work: impl Future<Output = Result<T, operator::Error>>) -> Result
 }
 
 /// One thread: the agent waits nearly always, and must be small.
-fn run_agent(args: AgentArgs, log: &LogArgs) -> ExitCode {
+fn run_agent(log: &LogArgs, work: impl Future<Output = Result<(), agent::Error>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
         Ok(runtime) => runtime,
         Err(error) => return finish(Err(error)),
     };
     let outcome = runtime.block_on(async {
         let telemetry = telemetry::init(log, &TelemetryEnv::read(), "hello-operator-agent");
-        let outcome = agent::run(args, cloud_identity()).await;
+        let outcome = work.await;
         if let Err(error) = &outcome {
             tracing::error!(%error, category = error.category().as_str(), "the agent cannot go on");
         }

@@ -153,10 +153,7 @@ async fn define(running: &mut Running, layout: &Layout, wish: &Wish) -> Result<(
     for (index, statement) in wish.init_sql.iter().enumerate() {
         let number = index + 1;
         session.run_within("initSQL", statement, INIT_SQL_LIMIT).await.map_err(|error| match error {
-            Error::Sql { source, .. } => Error::InitSql {
-                number,
-                message: source.as_db_error().map_or_else(|| source.to_string(), ToString::to_string),
-            },
+            Error::Sql { source, .. } => Error::InitSql { number, message: super::error::said(&source) },
             other => other,
         })?;
     }

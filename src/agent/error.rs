@@ -33,7 +33,7 @@ pub enum Error {
     #[error("{0} did not end in time")]
     Timeout(String),
     /// PostgreSQL answered with an error, or not at all.
-    #[error("PostgreSQL, asked for {what}: {source}")]
+    #[error("PostgreSQL, asked for {what}: {}", said(source))]
     Sql {
         /// What it was asked for.
         what: &'static str,
@@ -100,6 +100,11 @@ pub enum Error {
         /// Why.
         message: String,
     },
+}
+
+/// What PostgreSQL said; the library tells only that it said something.
+pub fn said(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
 impl Error {

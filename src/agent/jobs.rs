@@ -101,7 +101,7 @@ impl Agent {
         let archive = self.backups.archive.clone();
         let progress = self.backups.restores();
         self.begin(Job::Bootstrap, None, async move {
-            JobEnd::Bootstrap(restore(&processes, &archive, &layout, &wish, &progress).await)
+            JobEnd::Bootstrap(restore(&processes, &archive, &layout, &wish, &progress, &mut |_| {}).await)
         });
         Ok(())
     }

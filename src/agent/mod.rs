@@ -1,7 +1,7 @@
 //! The shell around [`crate::core`] in a database Pod: PID 1 of the database container.
 
 pub mod archive;
-mod backups;
+pub mod backups;
 pub mod base_backup;
 pub mod bootstrap;
 pub mod clone;
@@ -40,6 +40,7 @@ mod steps;
 mod tenure;
 pub mod tls;
 pub mod tool;
+pub mod verify;
 pub mod volume;
 
 pub use error::Error;

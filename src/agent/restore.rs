@@ -56,13 +56,15 @@ pub struct Wish {
     pub restore_command: String,
 }
 
-/// Restores into the staging folder, complete and synced. Everything that can be refused is, before the volume is touched.
+/// Restores into the staging folder, complete and synced. Everything that can be refused is, before the volume is touched;
+/// `begins` hears which backup it is.
 pub async fn restore(
     processes: &Processes,
     archive: &Arc<Archive>,
     layout: &Layout,
     wish: &Wish,
     progress: &Arc<Progress>,
+    begins: &mut (dyn FnMut(&str) + Send),
 ) -> Result<Staged, Error> {
     if wish.own.as_ref() == Some(&wish.source) {
         return Err(refused(&format!(
@@ -84,6 +86,7 @@ pub async fn restore(
             free >> 20
         )));
     }
+    begins(&manifest.summary.id.to_string());
     tracing::info!(backup = %manifest.summary.id, bytes = manifest.summary.bytes, timeline = choice.timeline, "restores a backup");
     let staging = layout.staging();
     remove(&staging)?;

@@ -380,7 +380,7 @@ pub(super) fn random_word() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-fn client() -> Result<Client, Error> {
+pub(super) fn client() -> Result<Client, Error> {
     let invalid = |message: String| Error::Invalid { what: "the Pod's access to the API server", message };
     let mut config = kube::Config::incluster().map_err(|error| invalid(error.to_string()))?;
     config.connect_timeout = Some(Duration::from_secs(3));

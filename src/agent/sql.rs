@@ -319,6 +319,17 @@ impl Session {
         Ok(position(text).unwrap_or_default())
     }
 
+    /// Databases that take sessions.
+    pub async fn databases(&self) -> Result<Vec<String>, Error> {
+        let rows = self.rows("its databases", "SELECT datname FROM pg_database WHERE datallowconn").await?;
+        rows.iter().map(|row| get(row, 0)).collect()
+    }
+
+    /// How many relations this session's database has.
+    pub async fn relations(&self) -> Result<i64, Error> {
+        get(&self.row("its relations", "SELECT count(*) FROM pg_class").await?, 0)
+    }
+
     /// Whether a query gives a row.
     pub async fn exists(&self, sql: &str) -> Result<bool, Error> {
         Ok(!self.rows("whether something is there", sql).await?.is_empty())

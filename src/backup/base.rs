@@ -32,6 +32,7 @@ const PIECES: u64 = 9_000;
 const ARCHIVE: u64 = 2 << 30;
 /// Archives in work at once, at most: each has two pieces at least.
 const PARALLEL: usize = 4;
+const _: () = assert!(MEMORY / PIECE / PARALLEL >= 2);
 
 /// What to take, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -232,10 +233,5 @@ mod tests {
         let gib = 1 << 30;
         assert_eq!(sizes(split(files(&[gib; 7]), 2)), [2 * gib, 2 * gib, 2 * gib, gib]);
         assert_eq!(split(files(&[1; 100]), 4).into_iter().flatten().collect::<Vec<_>>(), files(&[1; 100]));
-    }
-
-    #[test]
-    fn memory_is_for_two_pieces_of_each_archive_at_least() {
-        assert!(MEMORY / PIECE / PARALLEL >= 2);
     }
 }

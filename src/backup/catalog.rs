@@ -80,5 +80,20 @@ fn complete(store: &Store, manifest: Manifest, objects: &[Listed]) -> Result<Sum
 pub async fn remove_backup(store: &Store, id: &BackupId) -> Result<(), Error> {
     store.delete(&id.manifest()).await?;
     let objects = store.list(&id.folder()).await?;
-    store.delete_all(objects.into_iter().map(|object| object.object)).await
+    store.delete_all(objects.into_iter().map(|object| object.object)).await?;
+    store.clear(&id.folder()).await
+}
+
+/// Removes what an agent that was killed in the middle of a write has left on a volume, if it is older than a moment that no write
+/// takes (a day ago); how many files. Object stores keep such things to themselves: there a rule of the bucket
+/// (AbortIncompleteMultipartUpload) does it.
+pub async fn sweep(store: &Store, older_than: Timestamp) -> Result<usize, Error> {
+    let mut swept = 0;
+    for (path, modified) in store.leftovers("").await? {
+        if modified < older_than {
+            tokio::fs::remove_file(&path).await.map_err(Error::io("remove", path))?;
+            swept += 1;
+        }
+    }
+    Ok(swept)
 }

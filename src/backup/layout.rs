@@ -1,6 +1,4 @@
-//! Names and places in a destination, format 1. Pure; [docs/backup.md] shows the whole.
-//!
-//! [docs/backup.md]: ../../docs/backup.md
+//! Names and places in a destination, format 1; pure. `docs/destination.md` shows the whole.
 
 use std::fmt;
 use std::str::FromStr;

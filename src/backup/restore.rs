@@ -8,6 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::try_join_all;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::digest::Hasher;
 use super::manifest::{FileEntry, Manifest, Part};
@@ -36,14 +38,27 @@ pub async fn unpack(
     let folders = folders_of(manifest);
     blocking(dest, move |dest| make_folders(dest, &folders)).await?;
     let queue = Mutex::new(manifest.parts.iter().zip(parts));
+    let threads = Arc::new(Semaphore::new(PARALLEL));
     let workers = (0..parallel.clamp(1, PARALLEL)).map(|_| async {
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some((part, files)) = next else { return Ok::<_, Error>(()) };
-            unpack_part(store, part, &Arc::new(files), dest, progress).await?;
+            let unpacking = Unpacking {
+                place: store.place(&part.object),
+                part: part.clone(),
+                files,
+                progress: Arc::clone(progress),
+            };
+            unpack_part(store, Arc::new(unpacking), dest, &threads).await?;
         }
     });
-    try_join_all(workers).await?;
+    let result = try_join_all(workers).await;
+    // When one fails, threads of the others may still write; whoever hears of the failure removes the folder.
+    let all = u32::try_from(PARALLEL).unwrap_or(u32::MAX);
+    if timeout(store.bounds().call, threads.acquire_many(all)).await.is_err() {
+        tracing::warn!(folder = %dest.display(), "threads still write there");
+    }
+    result?;
     let label = manifest.backup_label.clone();
     blocking(dest, move |dest| {
         let path = dest.join("backup_label");
@@ -121,15 +136,14 @@ fn make_folders(dest: &Path, folders: &BTreeSet<PathBuf>) -> Result<(), Error> {
 
 async fn unpack_part(
     store: &Store,
-    part: &Part,
-    files: &Arc<BTreeMap<String, FileEntry>>,
+    unpacking: Arc<Unpacking>,
     dest: &Path,
-    progress: &Arc<Progress>,
+    threads: &Arc<Semaphore>,
 ) -> Result<(), Error> {
     let mut tries = 0;
     loop {
         tries += 1;
-        match try_part(store, part, files, dest, progress).await {
+        match try_part(store, Arc::clone(&unpacking), dest, threads).await {
             Err(error @ (Error::Corrupt { .. } | Error::Unavailable { .. } | Error::Timeout { .. }))
                 if tries < TRIES =>
             {
@@ -143,36 +157,30 @@ async fn unpack_part(
 
 async fn try_part(
     store: &Store,
-    part: &Part,
-    files: &Arc<BTreeMap<String, FileEntry>>,
+    unpacking: Arc<Unpacking>,
     dest: &Path,
-    progress: &Arc<Progress>,
+    threads: &Arc<Semaphore>,
 ) -> Result<(), Error> {
-    let (download, reader) = download::open(store, &part.object).await?;
-    let unpacking = Unpacking {
-        place: store.place(&part.object),
-        part: part.clone(),
-        files: Arc::clone(files),
-        progress: Arc::clone(progress),
-    };
-    let unpacked = tokio::spawn(blocking_owned(dest.to_owned(), move |dest| unpacking.run(reader, dest)));
+    let (download, reader) = download::open(store, &unpacking.part.object).await?;
+    let permit = Arc::clone(threads)
+        .acquire_owned()
+        .await
+        .map_err(|error| Error::io("write", dest)(std::io::Error::other(error)))?;
+    let folder = dest.to_owned();
+    let unpacked = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        unpacking.run(reader, &folder)
+    });
     // Its result comes first: when the download fails, the unpacking only sees an end too early.
     let downloaded = download.run(store).await;
     let unpacked = unpacked.await.unwrap_or_else(|error| Err(Error::io("write", dest)(std::io::Error::other(error))));
     downloaded.and(unpacked)
 }
 
-async fn blocking_owned(
-    dest: PathBuf,
-    work: impl FnOnce(&Path) -> Result<(), Error> + Send + 'static,
-) -> Result<(), Error> {
-    blocking(&dest, work).await
-}
-
 struct Unpacking {
     place: String,
     part: Part,
-    files: Arc<BTreeMap<String, FileEntry>>,
+    files: BTreeMap<String, FileEntry>,
     progress: Arc<Progress>,
 }
 

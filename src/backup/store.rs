@@ -7,7 +7,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -214,6 +214,29 @@ impl Store {
         Ok(all)
     }
 
+    /// What writes that were cut short have left on a volume below a prefix, with its age. No listing shows it.
+    pub(super) async fn leftovers(&self, prefix: &str) -> Result<Vec<(PathBuf, Timestamp)>, Error> {
+        let Some(folder) = self.folder() else { return Ok(Vec::new()) };
+        let top = folder.join(self.path(prefix).as_ref());
+        let walk = tokio::task::spawn_blocking(move || {
+            let mut left = Vec::new();
+            walk_leftovers(&top, &mut left).map_err(Error::io("read", top)).map(|()| left)
+        });
+        walk.await.unwrap_or_else(|error| Err(Error::io("read", folder)(std::io::Error::other(error))))
+    }
+
+    /// Removes what [`Store::leftovers`] found, and on a volume the folder itself, if nothing is left in it.
+    pub(super) async fn clear(&self, prefix: &str) -> Result<(), Error> {
+        for (path, _) in self.leftovers(prefix).await? {
+            tokio::fs::remove_file(&path).await.or_else(absent).map_err(Error::io("remove", path))?;
+        }
+        if let Some(folder) = self.folder() {
+            // Not empty is fine: something is there that is not ours.
+            let _ = tokio::fs::remove_dir(folder.join(self.path(prefix).as_ref())).await;
+        }
+        Ok(())
+    }
+
     fn object(&self, path: &Path) -> Option<String> {
         let parts: Vec<_> = path.prefix_match(&self.root)?.map(|part| part.as_ref().to_owned()).collect();
         (!parts.is_empty()).then(|| parts.join("/"))
@@ -280,6 +303,32 @@ impl Store {
     }
 }
 
+fn absent(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// The library writes `name#1` and gives it its name when it is whole.
+fn walk_leftovers(folder: &FilePath, left: &mut Vec<(PathBuf, Timestamp)>) -> std::io::Result<()> {
+    let entries = match folder.read_dir() {
+        Ok(entries) => entries,
+        Err(error) => return absent(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.rsplit_once('#')).map(|(_, number)| number);
+        if entry.file_type()?.is_dir() {
+            walk_leftovers(&entry.path(), left)?;
+        } else if number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) {
+            let modified = entry.metadata().and_then(|meta| meta.modified());
+            if let Some(modified) = modified.ok().and_then(|modified| Timestamp::try_from(modified).ok()) {
+                left.push((entry.path(), modified));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// How a refusal of credentials looks that does not come with status 401 or 403.
 const REFUSALS: [&str; 11] = [
     "status code: 401",
@@ -327,7 +376,7 @@ pub(super) fn innermost(error: &(dyn StdError + 'static)) -> String {
     last.to_string()
 }
 
-/// What a destination said, short: code and message out of its XML, else the first line.
+/// What a destination said, short: code and message out of its XML, else its beginning.
 fn said(reason: &str) -> String {
     let between = |tag: &str| {
         let (_, rest) = reason.split_once(&format!("<{tag}>"))?;
@@ -336,7 +385,7 @@ fn said(reason: &str) -> String {
     let text = match (between("Code"), between("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (Some(code), None) => code.to_owned(),
-        _ => reason.lines().next().unwrap_or_default().to_owned(),
+        _ => reason.split_whitespace().collect::<Vec<_>>().join(" "),
     };
     text.chars().take(300).collect()
 }
@@ -363,7 +412,7 @@ mod tests {
         let xml = "Server returned non-2xx status code: 403 Forbidden: <?xml?><Error><Code>SignatureDoesNotMatch</Code>\
                    <Message>No.</Message><StringToSign>AWS4\n</StringToSign></Error>";
         assert_eq!(said(xml), "SignatureDoesNotMatch: No.");
-        assert_eq!(said("connection refused\nmore"), "connection refused");
+        assert_eq!(said("400: {\n  \"error\": \"invalid_grant\"\n}"), "400: { \"error\": \"invalid_grant\" }");
         assert_eq!(said(&"x".repeat(1000)).len(), 300);
     }
 

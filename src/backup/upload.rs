@@ -22,19 +22,21 @@ pub(super) struct Upload {
     object: String,
     inner: Option<Box<dyn MultipartUpload>>,
     flying: FuturesUnordered<Flight>,
+    bytes: u64,
 }
 
 type Flight = std::pin::Pin<Box<dyn Future<Output = Result<(), object_store::Error>> + Send>>;
 
 impl Upload {
     pub(super) fn new(store: Store, object: String, inner: Box<dyn MultipartUpload>) -> Self {
-        Self { store, object, inner: Some(inner), flying: FuturesUnordered::new() }
+        Self { store, object, inner: Some(inner), flying: FuturesUnordered::new(), bytes: 0 }
     }
 
     /// Begins to send a piece, after those before it. All but the last have the same size, at least 5 MiB (S3 wants it). The permit is
     /// for the memory of the piece and returns when it is sent. Waits only for pieces that are done already.
     pub(super) fn send(&mut self, piece: Bytes, permit: OwnedSemaphorePermit) {
         if let Some(inner) = &mut self.inner {
+            self.bytes += piece.len() as u64;
             let sent: UploadPart = inner.put_part(piece.into());
             self.flying.push(Box::pin(async move {
                 let result = sent.await;
@@ -62,12 +64,21 @@ impl Upload {
             self.sent().await?;
         }
         // Taken out only afterwards, so that a failure aborts.
-        if let Some(inner) = &mut self.inner {
-            self.store.bounded("writing", &self.object, inner.complete()).await?;
+        let Some(inner) = &mut self.inner else { return Ok(()) };
+        let completed = self.store.bounded("writing", &self.object, inner.complete()).await;
+        if completed.is_err() && !there(&self.store, &self.object, self.bytes).await {
+            return completed.map(drop);
         }
         self.inner = None;
         Ok(())
     }
+}
+
+/// Whether an object is there in its size: then it was made by a call of which we did not hear, and a repeated one finds no upload.
+async fn there(store: &Store, object: &str, bytes: u64) -> bool {
+    let folder = object.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let listed = store.list(folder).await.unwrap_or_default();
+    listed.iter().any(|listed| listed.object == object && listed.bytes == bytes)
 }
 
 impl Drop for Upload {

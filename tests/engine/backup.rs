@@ -11,10 +11,12 @@ use hello_operator::agent::peers::Peers;
 use hello_operator::agent::restore::{self, restore};
 use hello_operator::agent::sql::{Session, Socket};
 use hello_operator::agent::tls::Tls;
+use hello_operator::agent::verify::{Scratch, verify};
 use hello_operator::agent::{Error, keep};
 use hello_operator::api::agent::RestoreOrder;
 use hello_operator::api::archive::CatalogEntry;
 use hello_operator::api::spec::{BackupVolume, Destination};
+use hello_operator::api::verify::VerifyOrder;
 use hello_operator::backup::base::Progress;
 use hello_operator::backup::layout::BackupId;
 use hello_operator::backup::target::CloudIdentity;
@@ -184,7 +186,9 @@ fn a_dropped_table_comes_back_and_a_cluster_is_restored_several_times_from_one_a
                 let mut target = world.instance(name);
                 let wish = store.restore(&world, order);
                 let staged =
-                    restore(&world.processes, &store.archive, &target.layout, &wish, &Arc::default()).await.unwrap();
+                    restore(&world.processes, &store.archive, &target.layout, &wish, &Arc::default(), &mut |_| {})
+                        .await
+                        .unwrap();
                 assert!(staged.timeline > 1, "a restored cluster writes a history of its own");
                 rows(&world, &mut target, Archiving::none(), table).await
             };
@@ -198,13 +202,59 @@ fn a_dropped_table_comes_back_and_a_cluster_is_restored_several_times_from_one_a
 }
 
 #[test]
+fn a_verification_finds_a_damaged_backup() {
+    isolated("backup::a_verification_finds_a_damaged_backup", async |world| {
+        let store = Store::new(&world, "db-1");
+        let (instance, session) = primary(&world, &store).await;
+        session.run("rows", "CREATE TABLE t(v text); INSERT INTO t VALUES ('a')").await.unwrap();
+        let entry = back_up(&world, &store, &instance).await.unwrap();
+        archived(&store, &session).await;
+        let verified = async |name: &str, query: &str| {
+            let data = world.root.join(name);
+            std::fs::create_dir_all(data.join("run")).unwrap();
+            let scratch = Scratch {
+                run: data.join("run"),
+                data,
+                namespace: "tests".into(),
+                mount: store.mount.clone(),
+                program: world.program.clone(),
+            };
+            let order = VerifyOrder {
+                source: store.destination.clone(),
+                root: ROOT.into(),
+                database: "app".into(),
+                owner: "app".into(),
+                query: Some(query.into()),
+            };
+            let result = verify(client(), CloudIdentity::default(), &scratch, &order).await;
+            println!("{result:?}");
+            result
+        };
+        let good = verified("good", "SELECT 1 / (count(*)) FROM t").await;
+        assert!(good.ok, "{}", good.message);
+        assert_eq!(good.backup_id.as_deref(), Some(entry.backup_id.as_str()));
+        let wrong = verified("wrong", "SELECT 1 / (count(*) - 1) FROM t").await;
+        assert!(!wrong.ok && wrong.message.contains("division by zero"), "{}", wrong.message);
+
+        let part = store.mount.join(ROOT).join("base").join(&entry.backup_id).join("part-0000.tar.zst");
+        let mut bytes = std::fs::read(&part).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&part, bytes).unwrap();
+        let damaged = verified("damaged", "SELECT 1").await;
+        assert!(!damaged.ok && damaged.message.contains("damaged"), "{}", damaged.message);
+    });
+}
+
+#[test]
 fn what_cannot_be_restored_is_refused_before_the_volume_is_touched() {
     isolated("backup::what_cannot_be_restored_is_refused_before_the_volume_is_touched", async |world| {
         let store = Store::new(&world, "db-1");
         let target = world.instance("target");
         std::fs::create_dir_all(target.layout.staging()).unwrap();
         let refused = async |wish: &restore::Wish| {
-            let error = restore(&world.processes, &store.archive, &target.layout, wish, &Arc::default()).await;
+            let error =
+                restore(&world.processes, &store.archive, &target.layout, wish, &Arc::default(), &mut |_| {}).await;
             assert!(target.layout.staging().exists(), "the volume is as it was");
             error.unwrap_err().to_string()
         };

@@ -283,3 +283,26 @@ async fn a_manifest_that_leads_elsewhere_is_refused() {
     })
     .await;
 }
+
+/// What an agent that was killed in the middle of a write leaves on a volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_writes_that_were_cut_short_left_on_a_volume_is_swept() {
+    let (data, volume) = (Folder::new(), Folder::new());
+    write(&data.0, &[("PG_VERSION", b"17\n")]);
+    let target = hello_operator::backup::target::Target::Volume { folder: volume.0.clone() };
+    let store = Store::open(&target, "db").unwrap();
+    back_up(&store, &plan(&data, 1)).await.unwrap();
+    let (one, two) =
+        (format!("db/base/{}/part-0000.tar.zst#1", id(2)), format!("db/base/{}/part-0001.tar.zst#12", id(3)));
+    write(
+        &volume.0,
+        &[(&one, b"x"), (&two, b"x"), ("db/wal/00000001/x.zst#1", b"x"), ("db/notes #1.txt", b"not ours")],
+    );
+    assert_eq!(store.list("base").await.unwrap().len(), 2, "they count for nothing");
+    catalog::remove_backup(&store, &id(2)).await.unwrap();
+    assert!(!volume.join(&format!("db/base/{}", id(2))).exists());
+    let begin = "2020-01-01T00:00:00Z".parse().unwrap();
+    assert_eq!(catalog::sweep(&store, begin).await.unwrap(), 0, "they may be at work");
+    assert_eq!(catalog::sweep(&store, "2200-01-01T00:00:00Z".parse().unwrap()).await.unwrap(), 2);
+    assert_eq!(tree(&volume.0).values().flatten().count(), 3);
+}

@@ -2,12 +2,13 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hello_operator::backup::base::{BackupPlan, Progress};
 use hello_operator::backup::target::Target;
 use hello_operator::backup::{Store, restore};
 
+use crate::proxy::{Fault, before};
 use crate::world::{BOUNDS, Folder, Server, back_up, bytes, id, s3};
 
 /// MiB on top of what the process had before; the promise.
@@ -72,18 +73,35 @@ fn measure(address: &str, data: &Folder, parallel: usize) {
     assert!(figures[0] <= BOUND && figures[1] <= BOUND, "{kind} {parallel}: {figures:?} MiB, MB/s");
 }
 
-#[test]
-fn memory_does_not_grow_with_the_data() {
+fn data() -> Arc<Folder> {
     let data = Folder::new();
     std::fs::create_dir_all(data.join("base/1")).unwrap();
-    for number in 0..8_u64 {
+    for number in 0..4_u64 {
         std::fs::write(data.join(&format!("base/1/{number}")), bytes(50 << 20, number)).unwrap();
     }
     std::fs::write(data.join("base/1/large"), bytes(200 << 20, 9)).unwrap();
-    for parallel in [1, 2, 4] {
-        let server = Server::start();
-        measure(&server.address.to_string(), &data, parallel);
-    }
+    Arc::new(data)
+}
+
+#[test]
+fn memory_does_not_grow_with_the_data() {
+    let data = data();
+    let server = Server::start();
+    measure(&server.address.to_string(), &data, 2);
     let volume = Folder::new();
     measure(volume.0.to_str().unwrap(), &data, 2);
+}
+
+/// What is read faster than it can be sent waits on disk, not in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_does_not_grow_with_a_slow_destination() {
+    let data = data();
+    for parallel in [1, 2, 4] {
+        let server = Server::start();
+        let proxy = before(server.address).await;
+        proxy.plan.fault("PUT", "partNumber", usize::MAX, Fault::Delay(Duration::from_millis(500)));
+        let address = proxy.address.to_string();
+        let folder = Arc::clone(&data);
+        tokio::task::spawn_blocking(move || measure(&address, &folder, parallel)).await.unwrap();
+    }
 }

@@ -39,6 +39,8 @@ pub enum Fault {
     Slow(usize, Duration),
     /// It is carried out, and a byte of the answer's body is another, so many from its end.
     Damage(usize),
+    /// It is carried out so much later, its body unread until then.
+    Delay(Duration),
     /// It waits until another one does, too; then they are carried out one after the other.
     Meet,
 }
@@ -139,6 +141,7 @@ async fn pass(
             let _ = request.into_body().frame().await;
             return Err("broken on purpose".into());
         }
+        Some(Fault::Delay(pause)) => tokio::time::sleep(pause).await,
         _ => {}
     }
     let turn = match fault {
