@@ -14,8 +14,8 @@ fn main() -> ExitCode {
     // First, and with nothing of what the others need: they stay small.
     match cli.command {
         Command::Killer(args) => return finish(agent::killer::run(args.agent)),
-        Command::Archive(args) => return finish(agent::archive::client::archive(&args.socket, &args.path)),
-        Command::Fetch(args) => return finish(agent::archive::client::fetch(&args.socket, &args.name, &args.to)),
+        Command::Archive(args) => return agent::archive::client::archive(&args.socket, &args.path),
+        Command::Fetch(args) => return agent::archive::client::fetch(&args.socket, &args.name, &args.to),
         _ => {}
     }
     // Several crates bring TLS; they share this one provider. It fails only if there is one already.

@@ -15,7 +15,7 @@ use hello_operator::agent::verify::{Scratch, verify};
 use hello_operator::agent::{Error, keep};
 use hello_operator::api::agent::RestoreOrder;
 use hello_operator::api::archive::CatalogEntry;
-use hello_operator::api::spec::{BackupVolume, Destination};
+use hello_operator::api::spec::{BackupVolume, Destination, S3};
 use hello_operator::api::verify::VerifyOrder;
 use hello_operator::backup::base::Progress;
 use hello_operator::backup::layout::BackupId;
@@ -197,6 +197,65 @@ fn a_dropped_table_comes_back_and_a_cluster_is_restored_several_times_from_one_a
             let to_name = RestoreOrder { target_name: Some("the point".into()), ..store.order() };
             assert_eq!(restored("to-name", to_name, "t").await, ["after", "before"]);
             assert_eq!(restored("to-end", store.order(), "u").await, ["last"]);
+        },
+    );
+}
+
+#[test]
+fn a_shutdown_does_not_wait_for_a_store_that_hangs() {
+    isolated("backup::a_shutdown_does_not_wait_for_a_store_that_hangs", async |world| {
+        // A server that takes the connection and says nothing.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", silent.local_addr().unwrap());
+        let store = Store::new(&world, "db-1");
+        let s3 = S3 { bucket: "b".into(), endpoint: Some(endpoint), region: "r".into(), ..S3::default() };
+        let mut instance = world.instance("db-1");
+        world.bootstrap(&mut instance).await;
+        let wish =
+            Wish { destination: Some(Destination { s3: Some(s3), ..Destination::default() }), ..store.wish("1", "1") };
+        store.archive.wish(wish.clone());
+        world.write_archiving(&instance, alone(), &[], store.archiving());
+        let (postmaster, session) = world.start(&instance).await;
+        session.run("the next segment", "SELECT pg_switch_wal()").await.unwrap();
+        let asked = "SELECT FROM pg_stat_activity WHERE backend_type = 'archiver' AND wait_event = 'ArchiveCommand'";
+        until("the archiver waits", async || session.exists(asked).await.unwrap()).await;
+        drop(session);
+        store.archive.wish(Wish { hurry: true, ..wish });
+        let begun = std::time::Instant::now();
+        assert!(postmaster.stop(&world.processes, std::time::Duration::from_secs(40)).await, "in order");
+        println!("stopped after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "it did not wait for the store");
+        assert_eq!(store.archive.report().failures, 0, "and nothing failed");
+    });
+}
+
+#[test]
+fn a_recovery_takes_a_store_that_is_away_for_a_failure_and_not_for_the_end_of_the_wal() {
+    isolated(
+        "backup::a_recovery_takes_a_store_that_is_away_for_a_failure_and_not_for_the_end_of_the_wal",
+        async |world| {
+            let store = Store::new(&world, "db-1");
+            let (instance, session) = primary(&world, &store).await;
+            back_up(&world, &store, &instance).await.unwrap();
+            archived(&store, &session).await;
+            archived(&store, &session).await;
+            // All is there when it is looked at; one segment cannot be read when recovery asks for it.
+            let folder = store.mount.join(ROOT).join("wal/00000001");
+            let mut segments: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+            segments.sort();
+            let last = segments.pop().unwrap();
+            let bytes = std::fs::read(&last).unwrap();
+            std::fs::write(&last, &bytes[..bytes.len() / 2]).unwrap();
+            let target = world.instance("target");
+            let wish = store.restore(&world, store.order());
+            let refused =
+                restore(&world.processes, &store.archive, &target.layout, &wish, &Arc::default(), &mut |_| {}).await;
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("could not restore file"), "{refused}");
+            std::fs::write(&last, &bytes).unwrap();
+            restore(&world.processes, &store.archive, &target.layout, &wish, &Arc::default(), &mut |_| {})
+                .await
+                .unwrap();
         },
     );
 }

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use tokio::sync::watch;
+
 use super::Error;
 use super::process::boottime;
 use crate::api::archive::{ArchiveReport, StoreError};
@@ -55,7 +57,7 @@ pub struct Archive {
     stores: Stores,
     mount: PathBuf,
     /// None until the configuration was read.
-    wish: Mutex<Option<Wish>>,
+    wish: watch::Sender<Option<Wish>>,
     claimed: Mutex<Option<(Wish, Boot)>>,
     uploads: Uploads,
     prefetch: Prefetch,
@@ -69,7 +71,7 @@ impl Archive {
         Self {
             stores,
             mount: mount.into(),
-            wish: Mutex::default(),
+            wish: watch::Sender::new(None),
             claimed: Mutex::default(),
             uploads: Uploads::default(),
             prefetch: Prefetch::new(spare),
@@ -80,20 +82,23 @@ impl Archive {
 
     /// What it shall do from now on.
     pub fn wish(&self, wish: Wish) {
-        let mut present = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
-        if present.as_ref() != Some(&wish) {
-            let same = present.as_ref().is_some_and(|present| present.destination == wish.destination);
-            *present = Some(wish);
-            drop(present);
-            if !same {
-                // What was said of another destination says nothing of this one.
-                *self.report.lock().unwrap_or_else(PoisonError::into_inner) = ArchiveReport::default();
-            }
+        let other = self.wished().is_none_or(|present| present.destination != wish.destination);
+        self.wish.send_if_modified(|present| present.replace(wish.clone()) != Some(wish));
+        if other {
+            // What was said of another destination says nothing of this one.
+            self.note(|report| *report = ArchiveReport::default());
         }
     }
 
     fn wished(&self) -> Option<Wish> {
-        self.wish.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.wish.borrow().clone()
+    }
+
+    /// Ends when PostgreSQL shall stop soon.
+    async fn hurried(&self) {
+        let hurry = |wish: &Option<Wish>| wish.as_ref().is_some_and(|wish| wish.hurry);
+        // The sender lives as long as this.
+        let _ = self.wish.subscribe().wait_for(hurry).await;
     }
 
     /// What there is to tell.

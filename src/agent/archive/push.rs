@@ -9,6 +9,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use jiff::Timestamp;
 
+use super::client::Reply;
 use super::{Archive, LEVEL};
 use crate::agent::Error;
 use crate::backup::layout::WalFile;
@@ -35,25 +36,33 @@ pub(super) struct Uploads {
 
 impl Archive {
     /// Hands a file of `pg_wal` to the store. Done only when the store has it.
-    pub async fn push(self: &Arc<Self>, path: &Path) -> Result<(), Error> {
-        let outcome = self.try_push(path).await;
+    pub async fn push(self: &Arc<Self>, path: &Path) -> Reply {
+        let outcome = tokio::select! {
+            biased;
+            // A shutdown waits for its archiver, and must not wait for a store that hangs.
+            () = self.hurried() => return Reply::NotNow,
+            outcome = self.try_push(path) => outcome,
+        };
         let waiting = waiting(path);
-        match &outcome {
-            Ok(true) => self.note(|report| {
-                report.last = path.file_name().map(|name| name.to_string_lossy().into_owned());
-                report.last_at = Some(Timestamp::now().to_string());
-                report.waiting = waiting.saturating_sub(1);
-                report.archived += 1;
-                (report.failing_since, report.error) = (None, None);
-            }),
-            Ok(false) => {}
+        match outcome {
+            Ok(true) => {
+                self.note(|report| {
+                    report.last = path.file_name().map(|name| name.to_string_lossy().into_owned());
+                    report.last_at = Some(Timestamp::now().to_string());
+                    report.waiting = waiting.saturating_sub(1);
+                    report.archived += 1;
+                    (report.failing_since, report.error) = (None, None);
+                });
+                Reply::Done
+            }
+            Ok(false) => Reply::Done,
             Err(error) => {
                 tracing::warn!(%error, category = error.category().as_str(), path = %path.display(), "the archive");
                 self.note(|report| report.waiting = waiting);
-                self.note_failure(error);
+                self.note_failure(&error);
+                Reply::Failed(error.to_string())
             }
         }
-        outcome.map(drop)
     }
 
     /// True if the store has it; false if it is not for the store.
@@ -72,9 +81,6 @@ impl Archive {
         let wish = self.wished().ok_or_else(|| later("the configuration was not read yet"))?;
         if wish.destination.is_none() || !wish.wal {
             return Ok(false);
-        }
-        if wish.hurry {
-            return Err(later("PostgreSQL is about to stop"));
         }
         let (store, _) = self.own_store().await?;
         if !wish.primary && self.left_to_the_primary(&store, path, &file).await? {
@@ -107,9 +113,6 @@ impl Archive {
             let wish = self.wished().unwrap_or_default();
             if age >= YOUNG || wish.primary {
                 return Ok(false);
-            }
-            if wish.hurry {
-                return Err(later("PostgreSQL is about to stop"));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -8,6 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::Archive;
+use super::client::Reply;
 use crate::agent::Error;
 use crate::agent::volume::remove;
 
@@ -37,33 +38,25 @@ pub fn serve(archive: Arc<Archive>, path: &Path) -> Result<(), Error> {
 }
 
 async fn answer(archive: &Arc<Archive>, stream: UnixStream) {
-    let mut stream = BufReader::new(stream.take_limited());
+    let mut stream = BufReader::new(stream.take(LONGEST));
     let mut question = String::new();
     let read = tokio::time::timeout(QUESTION, stream.read_line(&mut question)).await;
     if !matches!(read, Ok(Ok(_))) {
         return;
     }
     let words: Vec<&str> = question.trim_end().splitn(3, ' ').collect();
-    let outcome = match words.as_slice() {
-        ["archive", path] => archive.push(Path::new(path)).await.map_err(|error| error.to_string()),
+    let reply = match words.as_slice() {
+        ["archive", path] => archive.push(Path::new(path)).await,
         ["fetch", name, to] => match archive.fetch(name, Path::new(to)).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(format!("the archive has no {name}")),
-            Err(error) => Err(error.to_string()),
+            Ok(true) => Reply::Done,
+            Ok(false) => Reply::Absent,
+            Err(error) => {
+                tracing::warn!(%error, category = error.category().as_str(), name, "the archive that is restored");
+                Reply::Failed(error.to_string())
+            }
         },
-        _ => Err("that is no question".to_owned()),
+        _ => Reply::Failed("that is no question".into()),
     };
-    let text = outcome.map_or_else(|why| why.replace(['\n', '\r'], " "), |()| "ok".to_owned());
     // Who asked may be gone by now; PostgreSQL asks again.
-    let _ = stream.get_mut().get_mut().write_all(format!("{text}\n").as_bytes()).await;
-}
-
-trait Limited {
-    fn take_limited(self) -> tokio::io::Take<UnixStream>;
-}
-
-impl Limited for UnixStream {
-    fn take_limited(self) -> tokio::io::Take<UnixStream> {
-        self.take(LONGEST)
-    }
+    let _ = stream.get_mut().get_mut().write_all(reply.line().as_bytes()).await;
 }
