@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::backup::target::{AwsIdentity, AzureIdentity, CloudIdentity};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Hello Operator: PostgreSQL on Kubernetes, highly available.
@@ -27,6 +28,15 @@ pub enum Command {
     /// Ends PostgreSQL at the deadline when the agent cannot. The agent starts it; it is of no use to anybody else.
     #[command(hide = true)]
     Killer(KillerArgs),
+    /// Hands a segment of WAL to the agent: PostgreSQL's archive_command.
+    #[command(hide = true)]
+    Archive(ArchiveArgs),
+    /// Has the agent fetch a file of the archive: PostgreSQL's restore_command.
+    #[command(hide = true)]
+    Fetch(FetchArgs),
+    /// Proves in a scratch Pod that the newest backup can be restored. The operator starts it.
+    #[command(hide = true)]
+    Verify(VerifyArgs),
     /// Copies this binary into a shared volume, so that any database image can run the agent.
     Inject(InjectArgs),
     /// Prints the CustomResourceDefinitions as YAML.
@@ -118,6 +128,45 @@ pub struct KillerArgs {
     pub agent: u32,
 }
 
+/// Flags of `hello-operator archive`.
+#[derive(Debug, Clone, Args)]
+pub struct ArchiveArgs {
+    /// The agent's socket.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// The segment.
+    pub path: PathBuf,
+}
+
+/// Flags of `hello-operator fetch`.
+#[derive(Debug, Clone, Args)]
+pub struct FetchArgs {
+    /// The agent's socket.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// Name of the file in the archive.
+    pub name: String,
+    /// Where to put it.
+    pub to: PathBuf,
+}
+
+/// Flags of `hello-operator verify`.
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArgs {
+    /// What to verify: [`crate::api::verify::VerifyOrder`] as JSON.
+    #[arg(long, env = "HELLO_VERIFY")]
+    pub order: String,
+    /// Namespace of the Pod.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub namespace: String,
+    /// Where the scratch volume is mounted.
+    #[arg(long, default_value = crate::api::names::DATA_MOUNT)]
+    pub data: PathBuf,
+    /// Where the result goes.
+    #[arg(long, default_value = "/dev/termination-log")]
+    pub result: PathBuf,
+}
+
 /// Flags of `hello-operator inject`.
 #[derive(Debug, Clone, Args)]
 pub struct InjectArgs {
@@ -158,6 +207,29 @@ impl TelemetryEnv {
         let off = get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
             || get("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
         Self { log_filter: get("RUST_LOG"), traces: collector.is_some() && !off }
+    }
+}
+
+/// Reads what the cloud's admission webhooks put into the environment of a Pod for the identity of its service account.
+#[expect(clippy::disallowed_methods, reason = "this is the place where the environment is read")]
+pub fn cloud_identity() -> CloudIdentity {
+    let get = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    CloudIdentity {
+        aws: AwsIdentity {
+            web_identity_token_file: get("AWS_WEB_IDENTITY_TOKEN_FILE"),
+            role_arn: get("AWS_ROLE_ARN"),
+            role_session_name: get("AWS_ROLE_SESSION_NAME"),
+            sts_endpoint: get("AWS_ENDPOINT_URL_STS"),
+            container_credentials_full_uri: get("AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+            container_authorization_token_file: get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        },
+        google: get("GOOGLE_APPLICATION_CREDENTIALS"),
+        azure: AzureIdentity {
+            client_id: get("AZURE_CLIENT_ID"),
+            tenant_id: get("AZURE_TENANT_ID"),
+            federated_token_file: get("AZURE_FEDERATED_TOKEN_FILE"),
+            authority_host: get("AZURE_AUTHORITY_HOST"),
+        },
     }
 }
 

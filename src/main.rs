@@ -5,22 +5,26 @@ use std::process::ExitCode;
 use clap::Parser;
 use hello_operator::agent;
 use hello_operator::api::crd;
-use hello_operator::config::{AgentArgs, Cli, Command, LogArgs, TelemetryEnv};
+use hello_operator::config::{Cli, Command, LogArgs, TelemetryEnv, cloud_identity};
 use hello_operator::operator;
 use hello_operator::telemetry;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // First, and with nothing of what the others need: it stays small.
-    if let Command::Killer(args) = cli.command {
-        return finish(agent::killer::run(args.agent));
+    // First, and with nothing of what the others need: they stay small.
+    match cli.command {
+        Command::Killer(args) => return finish(agent::killer::run(args.agent)),
+        Command::Archive(args) => return finish(agent::archive::client::archive(&args.socket, &args.path)),
+        Command::Fetch(args) => return finish(agent::archive::client::fetch(&args.socket, &args.name, &args.to)),
+        _ => {}
     }
     // Several crates bring TLS; they share this one provider. It fails only if there is one already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match cli.command {
         Command::Run(args) => finish(block_on(operator::run(args, cli.log))),
-        Command::Agent(args) => run_agent(args, &cli.log),
-        Command::Killer(args) => finish(agent::killer::run(args.agent)),
+        Command::Agent(args) => run_agent(&cli.log, agent::run(args, cloud_identity())),
+        Command::Verify(args) => run_agent(&cli.log, agent::verify::run(args, cloud_identity())),
+        Command::Killer(_) | Command::Archive(_) | Command::Fetch(_) => ExitCode::FAILURE,
         Command::Inject(args) => finish(agent::inject(&args.to)),
         Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
         Command::Plan(args) => finish(block_on(operator::show(args)).map(print)),
@@ -38,14 +42,14 @@ fn block_on<T>(work: impl Future<Output = Result<T, operator::Error>>) -> Result
 }
 
 /// One thread: the agent waits nearly always, and must be small.
-fn run_agent(args: AgentArgs, log: &LogArgs) -> ExitCode {
+fn run_agent(log: &LogArgs, work: impl Future<Output = Result<(), agent::Error>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
         Ok(runtime) => runtime,
         Err(error) => return finish(Err(error)),
     };
     let outcome = runtime.block_on(async {
         let telemetry = telemetry::init(log, &TelemetryEnv::read(), "hello-operator-agent");
-        let outcome = agent::run(args).await;
+        let outcome = work.await;
         if let Err(error) = &outcome {
             tracing::error!(%error, category = error.category().as_str(), "the agent cannot go on");
         }

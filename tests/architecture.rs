@@ -16,10 +16,10 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("engine", &["api"]),
     ("core", &["api", "engine"]),
     ("leader", &[]),
-    ("config", &["api"]),
+    ("config", &["api", "backup"]),
     ("telemetry", &["api", "config"]),
-    ("backup", &["api", "engine", "core", "config", "telemetry"]),
-    ("operator", &["api", "engine", "core", "backup", "config", "leader", "telemetry"]),
+    ("backup", &["api"]),
+    ("operator", &["api", "engine", "core", "config", "leader", "telemetry"]),
     ("agent", &["api", "engine", "core", "backup", "config", "telemetry"]),
 ];
 
@@ -387,6 +387,8 @@ fn wrong_arrows_are_found() {
         ("agent/x.rs", "fn f() { println!(\"{}\", crate::leader::now()); }", "crate::leader::now"),
         ("telemetry/x.rs", "use crate as house; fn f() { house::operator::run(); }", "crate::operator::run"),
         ("engine/x.rs", "#[serde(with = \"x\", default = crate::core::x)] struct S;", "crate::core::x"),
+        ("operator/x.rs", "use crate::backup::store::Store;", "crate::backup::store::Store"),
+        ("backup/x.rs", "use crate::engine::postgres;", "crate::engine::postgres"),
         ("attic/x.rs", "", ""),
     ] {
         assert_eq!(refused(file, snippet), [path], "{file}: {snippet}");

@@ -69,7 +69,7 @@ pub async fn bootstrap(processes: &Processes, layout: &Layout, wish: &Wish) -> R
 
     sync(processes, &staging).await?;
     let control = control(processes, &staging).await?;
-    Ok(Staged { member: wish.member.clone(), system_id: control.system_id })
+    Ok(Staged { member: wish.member.clone(), system_id: control.system_id, timeline: 1 })
 }
 
 /// What pg_controldata says of a data directory.
@@ -153,10 +153,7 @@ async fn define(running: &mut Running, layout: &Layout, wish: &Wish) -> Result<(
     for (index, statement) in wish.init_sql.iter().enumerate() {
         let number = index + 1;
         session.run_within("initSQL", statement, INIT_SQL_LIMIT).await.map_err(|error| match error {
-            Error::Sql { source, .. } => Error::InitSql {
-                number,
-                message: source.as_db_error().map_or_else(|| source.to_string(), ToString::to_string),
-            },
+            Error::Sql { source, .. } => Error::InitSql { number, message: super::error::said(&source) },
             other => other,
         })?;
     }

@@ -4,6 +4,7 @@ use tokio::sync::oneshot;
 
 use super::run::{Agent, show};
 use crate::api::agent::{CommandAnswer, LeaveCommand, RestartCommand, SwitchoverCommand};
+use crate::api::archive::{BackupCommand, CancelBackupCommand};
 
 /// A command with where to answer.
 #[derive(Debug)]
@@ -14,6 +15,10 @@ pub enum Command {
     Leave(LeaveCommand, oneshot::Sender<Result<CommandAnswer, String>>),
     /// Another instance shall be primary.
     Switchover(SwitchoverCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+    /// Take a base backup.
+    Backup(BackupCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+    /// End one, and leave nothing of it.
+    CancelBackup(CancelBackupCommand, oneshot::Sender<Result<CommandAnswer, String>>),
 }
 
 impl Agent {
@@ -23,6 +28,8 @@ impl Agent {
             Command::Restart(command, answer) => answer.send(self.restart(command)),
             Command::Leave(command, answer) => answer.send(self.leave(&command)),
             Command::Switchover(command, answer) => answer.send(self.switch_over(command)),
+            Command::Backup(command, answer) => answer.send(self.back_up(command)),
+            Command::CancelBackup(command, answer) => answer.send(Ok(self.cancel_backup(&command))),
         };
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use super::Error;
 use super::files::Secrets;
@@ -14,7 +15,7 @@ use crate::core::election::{Source, SyncSetting};
 use crate::core::quantity;
 use crate::engine::postgres::conninfo::Upstream;
 use crate::engine::postgres::control::Critical;
-use crate::engine::postgres::settings::{self, Own, Role};
+use crate::engine::postgres::settings::{self, Archiving, Own, Role};
 use crate::engine::postgres::{Major, hba, slots, sync_names};
 
 /// What the configuration of one instance depends on and that does not change while the agent runs.
@@ -30,6 +31,31 @@ pub struct Place {
     pub socket: Socket,
     /// Its Secrets.
     pub secrets: Secrets,
+    /// How PostgreSQL reaches the agent for its archive.
+    pub archiver: Archiver,
+}
+
+/// The commands by which PostgreSQL hands WAL to the agent, and asks for it.
+#[derive(Debug, Clone)]
+pub struct Archiver {
+    /// Our own binary.
+    pub program: PathBuf,
+    /// The agent's socket.
+    pub socket: PathBuf,
+}
+
+impl Archiver {
+    fn command(&self, what: &str) -> String {
+        format!("\"{}\" {what} --socket \"{}\"", self.program.display(), self.socket.display())
+    }
+    /// archive_command
+    pub fn archive_command(&self) -> String {
+        format!("{} \"%p\"", self.command("archive"))
+    }
+    /// restore_command
+    pub fn fetch_command(&self) -> String {
+        format!("{} %f \"%p\"", self.command("fetch"))
+    }
 }
 
 /// Whether it shall take writes, or whom it shall follow.
@@ -63,10 +89,19 @@ impl Place {
             port: self.socket.port,
             tls: self.secrets.tls(),
             role: self.role(config, aim)?,
+            archiving: self.archiving(config),
         };
         let derived = self.derived(config, chosen)?;
         let all = settings::render(&derived, &chosen.parameters, &own);
         Ok(Files { conf: settings::text(&all), hba: hba::render(&chosen.hba), standby })
+    }
+
+    fn archiving(&self, config: &ClusterConfig) -> Archiving {
+        let backup = &config.spec.backup;
+        if backup.destination.is_none() || !backup.wal_archive {
+            return Archiving::none();
+        }
+        Archiving { command: self.archiver.archive_command(), timeout: backup.archive_timeout_seconds }
     }
 
     fn role(&self, config: &ClusterConfig, aim: &Aim) -> Result<Role, Error> {

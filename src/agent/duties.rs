@@ -168,6 +168,7 @@ impl Agent {
         self.look_at_secrets();
         self.look_at_floor();
         self.configure();
+        self.look_after_backups();
         if self.tenure.is_none() {
             return;
         }
@@ -394,6 +395,7 @@ impl Agent {
                 }
             }
             Event::Heard(instance, heard, term) => {
+                self.heard_of_backup(heard.as_ref().and_then(|heard| heard.report.store.as_ref()));
                 let complete = heard.is_none()
                     || self
                         .terms

@@ -33,7 +33,7 @@ pub enum Error {
     #[error("{0} did not end in time")]
     Timeout(String),
     /// PostgreSQL answered with an error, or not at all.
-    #[error("PostgreSQL, asked for {what}: {source}")]
+    #[error("PostgreSQL, asked for {what}: {}", said(source))]
     Sql {
         /// What it was asked for.
         what: &'static str,
@@ -83,6 +83,15 @@ pub enum Error {
         /// Why.
         message: String,
     },
+    /// The store of backups.
+    #[error(transparent)]
+    Store(#[from] crate::backup::Error),
+    /// What several waited for.
+    #[error("{0}")]
+    Shared(std::sync::Arc<Error>),
+    /// What is to be restored cannot be.
+    #[error(transparent)]
+    Restore(#[from] crate::core::backup::Refusal),
     /// A file that somebody else wrote and that cannot be understood.
     #[error("{what} cannot be read: {message}")]
     Invalid {
@@ -91,6 +100,11 @@ pub enum Error {
         /// Why.
         message: String,
     },
+}
+
+/// What PostgreSQL said; the library tells only that it said something.
+pub fn said(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
 impl Error {
@@ -108,6 +122,9 @@ impl Error {
                 kube::Error::Api(status) if status.code == 403 => Category::Forbidden,
                 _ => Category::Api,
             },
+            Self::Store(error) => error.category(),
+            Self::Shared(error) => error.category(),
+            Self::Restore(error) => error.category(),
             Self::Peer { .. } | Self::Refused { .. } => Category::Agent,
         }
     }

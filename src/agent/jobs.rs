@@ -11,6 +11,7 @@ use super::history::{forget_reserved, reserve};
 use super::peers::Peers;
 use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
 use super::process::boottime;
+use super::restore::restore;
 use super::rewind::{Outcome, rewind};
 use super::run::{Agent, Event, Task, random_word};
 use super::sql::Socket;
@@ -75,6 +76,9 @@ impl Agent {
 
     pub(super) fn bootstrap(&mut self) -> Result<(), Error> {
         let Some(config) = &self.config else { return Ok(()) };
+        if config.spec.bootstrap.restore.is_some() {
+            return self.restore();
+        }
         let mut owner = self.place.secrets.credentials("app")?;
         owner.username.clone_from(&config.spec.postgresql.owner);
         let wish = Wish {
@@ -88,6 +92,17 @@ impl Agent {
         tracing::info!("makes the first data directory");
         let (processes, layout) = (self.processes.clone(), self.place.layout.clone());
         self.begin(Job::Bootstrap, None, async move { JobEnd::Bootstrap(bootstrap(&processes, &layout, &wish).await) });
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<(), Error> {
+        let wish = self.restore_wish()?;
+        let (processes, layout) = (self.processes.clone(), self.place.layout.clone());
+        let archive = self.backups.archive.clone();
+        let progress = self.backups.restores();
+        self.begin(Job::Bootstrap, None, async move {
+            JobEnd::Bootstrap(restore(&processes, &archive, &layout, &wish, &progress, &mut |_| {}).await)
+        });
         Ok(())
     }
 
@@ -350,7 +365,7 @@ impl Agent {
         match end {
             JobEnd::Bootstrap(Ok(staged)) => {
                 self.engine = EngineState::Stopped;
-                self.data = Data::Staged { system_id: staged.system_id.clone(), member: staged.member.clone() };
+                self.data = staged.data();
                 let stored = self.remember(|state| state.staged = Some(staged));
                 self.done_or_failed(stored);
             }

@@ -1,5 +1,8 @@
 //! The shell around [`crate::core`] in a database Pod: PID 1 of the database container.
 
+pub mod archive;
+pub mod backups;
+pub mod base_backup;
 pub mod bootstrap;
 pub mod clone;
 pub mod commands;
@@ -15,6 +18,7 @@ pub mod history;
 mod holds;
 pub mod inject;
 mod jobs;
+pub mod keep;
 pub mod killer;
 pub mod lease;
 pub mod members;
@@ -25,6 +29,7 @@ pub mod probe;
 pub mod process;
 mod publish;
 pub mod report;
+pub mod restore;
 pub mod rewind;
 pub mod rules;
 pub mod run;
@@ -35,6 +40,7 @@ mod steps;
 mod tenure;
 pub mod tls;
 pub mod tool;
+pub mod verify;
 pub mod volume;
 
 pub use error::Error;

@@ -25,6 +25,8 @@ use crate::api::names::{CONTAINER, PORT_AGENT};
 use crate::core::election::Answer;
 
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long it takes to close a segment of WAL, at most.
+const SWITCH: Duration = Duration::from_secs(10);
 const MOST: usize = 256 * 1024;
 
 /// The other agents.
@@ -124,6 +126,12 @@ impl Peers {
     pub async fn hold(&self, instance: &str, question: &HoldRequest) -> Option<HoldAnswer> {
         let answer: HoldAnswer = self.post(instance, "/v1/hold", question, ANSWER).await?;
         (answer.instance == instance).then_some(answer)
+    }
+
+    /// Has the primary close its segment of WAL, so that a backup that a replica took becomes complete.
+    pub async fn switch_wal(&self, instance: &str) -> Result<(), Error> {
+        let switched: Option<serde_json::Value> = self.post(instance, "/v1/switch-wal", &(), SWITCH).await;
+        switched.map(drop).ok_or_else(|| peer(instance, "it did not close its segment of WAL".into()))
     }
 
     async fn post<T: DeserializeOwned>(

@@ -72,6 +72,7 @@ impl Agent {
         }
         self.duties.looked_at = now;
         report.unavailable_seconds = self.duties.unavailable.as_secs_f64();
+        report.store = self.store_report();
         report.ready = ready.is_ok();
         report.message =
             self.trouble.clone().or_else(|| ready.err()).filter(|_| !report.ready || self.trouble.is_some());
@@ -154,6 +155,9 @@ impl Agent {
                 }
             }
             EngineState::Standby { source: None, .. } => Err("nobody holds the Lease of the primary".into()),
+            EngineState::Busy(Job::Bootstrap) if self.backups.restored().is_some() => {
+                Err(self.backups.restored().unwrap_or_default())
+            }
             EngineState::Busy(_) => Err(format!("{:?}", self.phase())),
             EngineState::Stopped => match &self.data {
                 Data::Unknown => waits("the volume has not been looked at"),

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus::{Counter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{Counter, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use super::process::boottime;
 use crate::api::agent::{ElectionPhase, Report};
+use crate::api::archive::StoreReport;
 use crate::telemetry;
 use crate::telemetry::health::Health;
 
@@ -185,7 +186,42 @@ fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
         family("hello_pg_database_size_bytes", "Bytes of a database.", "database", &numbers.databases)?;
         family("hello_pg_slot_retained_bytes", "WAL that a replication slot keeps.", "slot", &numbers.slots)?;
     }
+    if let Some(store) = &report.store {
+        archive(&registry, store)?;
+    }
     TextEncoder::new().encode_to_string(&registry.gather())
+}
+
+/// Archive and backups, where there is a destination.
+fn archive(registry: &Registry, store: &StoreReport) -> Result<(), prometheus::Error> {
+    let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    let gauge = |name: &str, help: &str, value: i64| -> Result<(), prometheus::Error> {
+        let gauge = IntGauge::new(name, help)?;
+        gauge.set(value);
+        registry.register(Box::new(gauge))
+    };
+    let counter = |name: &str, help: &str, count: u64| -> Result<(), prometheus::Error> {
+        let counter = IntCounter::new(name, help)?;
+        counter.inc_by(count);
+        registry.register(Box::new(counter))
+    };
+    let archive = &store.archive;
+    counter("hello_pg_archived_total", "WAL files that the store has of this instance.", archive.archived)?;
+    counter("hello_pg_archive_failures_total", "Attempts to archive that failed.", archive.failures)?;
+    gauge("hello_pg_archive_waiting", "WAL files that wait for the store.", whole(archive.waiting))?;
+    gauge("hello_pg_archive_failing", "Whether nothing can be archived.", i64::from(archive.failing_since.is_some()))?;
+    if let Some(at) = archive.last_at.as_ref().and_then(|at| at.parse::<jiff::Timestamp>().ok()) {
+        gauge("hello_pg_archive_last_timestamp_seconds", "When something was archived last.", at.as_second())?;
+    }
+    if let Some(backup) = store.backup.as_ref().filter(|backup| backup.end.is_none()) {
+        gauge(
+            "hello_pg_backup_read_bytes",
+            "Bytes that the base backup under way has read.",
+            whole(backup.done_bytes),
+        )?;
+        gauge("hello_pg_backup_total_bytes", "Bytes that it will read.", whole(backup.total_bytes))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -221,5 +257,26 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
         assert!(!text.contains("hello_pg_disk") && !text.contains("hello_pg_connections"), "{text}");
+        assert!(!text.contains("hello_pg_archive"), "{text}");
+    }
+
+    #[test]
+    fn an_archive_is_told_where_there_is_one() {
+        let mut store = StoreReport::default();
+        (store.archive.archived, store.archive.failures, store.archive.waiting) = (7, 2, 3);
+        store.archive.failing_since = Some("2026-11-30T10:00:00Z".into());
+        store.archive.last_at = Some("1970-01-01T00:01:00Z".into());
+        let report = Report { store: Some(store), ..Report::new("db-1", "u") };
+        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }).unwrap();
+        for line in [
+            "hello_pg_archived_total 7",
+            "hello_pg_archive_failures_total 2",
+            "hello_pg_archive_waiting 3",
+            "hello_pg_archive_failing 1",
+            "hello_pg_archive_last_timestamp_seconds 60",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        assert!(!text.contains("hello_pg_backup"), "{text}");
     }
 }

@@ -15,8 +15,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::Error;
+use super::archive::Archive;
+use super::archive::stores::Stores;
+use super::backups::{Backups, socket_path};
 use super::commands::Command;
-use super::conf::Place;
+use super::conf::{Archiver, Place};
 use super::configure::Reread;
 use super::election::{Elections, FreezeAnswer};
 use super::endpoints::{Endpoints, Routes};
@@ -38,7 +41,9 @@ use super::tenure::{Containers, Write};
 use super::tls::Tls;
 use super::volume::{Chosen, Layout, State, VolumeLock};
 use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, HoldAnswer, HoldRequest, Lsn, SwitchoverCommand};
-use crate::api::names::{Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
+use crate::api::archive::{BackupEnd, CatalogReport};
+use crate::api::names::{BACKUP_MOUNT, Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
+use crate::backup::target::CloudIdentity;
 use crate::config::AgentArgs;
 use crate::core::election::{Answer, Boot, Data, EngineState, Identity, Register, Rule, Seen, Tenure, Terms, View};
 use crate::core::quantity;
@@ -96,6 +101,10 @@ pub enum Event {
     Container(String, Result<Option<Box<ContainerStatus>>, Error>),
     /// A command came in.
     Command(Command),
+    /// A base backup ended.
+    BackupEnded(String, Box<BackupEnd>),
+    /// The store was looked at.
+    Catalog(Box<CatalogReport>),
     /// The volume was looked at.
     Looked(Look),
     /// What was killed has ended, or has not.
@@ -108,6 +117,9 @@ pub enum Event {
 
 /// The agent.
 pub(super) struct Agent {
+    pub(super) namespace: String,
+    pub(super) cluster: String,
+    pub(super) backups: Backups,
     pub(super) me: Identity,
     pub(super) address: IpAddr,
     pub(super) place: Place,
@@ -196,7 +208,7 @@ pub(super) struct Agent {
 
 /// Runs the agent until it is told to end and everything is in order, or something is so broken that a fresh start in the
 /// same Pod is the better way.
-pub async fn run(args: AgentArgs) -> Result<(), Error> {
+pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
     let processes = Processes::new()?;
     let names = Names::new(&args.cluster);
     let secrets = Secrets::new(SECRETS_MOUNT);
@@ -233,8 +245,14 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
         tls.clone(),
         shared.clone(),
         events.clone(),
+        socket.clone(),
     )
     .await?;
+    let stores = Stores::new(client.clone(), &args.namespace, cloud);
+    let backups = Backups::new(Archive::new(stores, BACKUP_MOUNT, layout.spare()));
+    super::archive::socket::serve(backups.archive.clone(), &socket_path())?;
+    let program = std::env::current_exe().map_err(Error::io("find", "/proc/self/exe"))?;
+    let archiver = Archiver { program, socket: socket_path() };
     let (running, running_seen) = watch::channel(false);
     let (eager, eager_seen) = watch::channel(true);
     tokio::spawn(observe(socket.clone(), layout.pgdata(), running_seen, eager_seen, events.clone()));
@@ -245,13 +263,16 @@ pub async fn run(args: AgentArgs) -> Result<(), Error> {
     let mut state = layout.settle(&lock)?;
     let before = state.began.replace(Timestamp::now().as_millisecond());
     layout.store(&state)?;
-    let place = Place { instance: args.instance.clone(), memory: args.memory_bytes, layout, socket, secrets };
+    let place = Place { instance: args.instance.clone(), memory: args.memory_bytes, layout, socket, secrets, archiver };
     let mut agent = Agent {
         duties: super::duties::Duties::new(&place.secrets),
         lease_api: LeaseApi::new(client.clone(), &args.namespace, &names),
         peers: Peers::new(client.clone(), &args.namespace, tls.clone()),
         endpoints: Endpoints::new(client, &args.namespace, &names),
         me,
+        namespace: args.namespace,
+        cluster: args.cluster,
+        backups,
         address: args.address,
         place,
         lock,
@@ -359,7 +380,7 @@ pub(super) fn random_word() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-fn client() -> Result<Client, Error> {
+pub(super) fn client() -> Result<Client, Error> {
     let invalid = |message: String| Error::Invalid { what: "the Pod's access to the API server", message };
     let mut config = kube::Config::incluster().map_err(|error| invalid(error.to_string()))?;
     config.connect_timeout = Some(Duration::from_secs(3));
@@ -490,6 +511,8 @@ impl Agent {
                 }
             }
             Event::Command(command) => self.command(command),
+            Event::BackupEnded(id, end) => self.backup_ended(&id, *end),
+            Event::Catalog(report) => self.looked_at_store(*report),
             other => self.duty_ended(other),
         }
     }

@@ -20,8 +20,10 @@ use super::Error;
 use super::commands::Command;
 use super::report::Shared;
 use super::run::Event;
+use super::sql::Socket;
 use super::tls::{Tls, common_name};
 use crate::api::agent::{CommandAnswer, FreezeRequest, HoldRequest, LeaveCommand, RestartCommand, SwitchoverCommand};
+use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::api::names::{OPERATOR_CN, REPLICATION_USER};
 use crate::core::election::NoAnswer;
 
@@ -39,10 +41,17 @@ struct Peer(String);
 struct Ctx {
     shared: Shared,
     events: mpsc::Sender<Event>,
+    socket: Socket,
 }
 
 /// Serves for the life of the agent.
-pub async fn serve(address: SocketAddr, tls: Tls, shared: Shared, events: mpsc::Sender<Event>) -> Result<(), Error> {
+pub async fn serve(
+    address: SocketAddr,
+    tls: Tls,
+    shared: Shared,
+    events: mpsc::Sender<Event>,
+    socket: Socket,
+) -> Result<(), Error> {
     let listener = TcpListener::bind(address).await.map_err(Error::io("listen on", address.to_string()))?;
     let router = Router::new()
         .route("/v1/report", get(report))
@@ -51,8 +60,11 @@ pub async fn serve(address: SocketAddr, tls: Tls, shared: Shared, events: mpsc::
         .route("/v1/switchover", post(switchover))
         .route("/v1/freeze", post(freeze))
         .route("/v1/hold", post(hold))
+        .route("/v1/backup", post(backup))
+        .route("/v1/backup/cancel", post(cancel_backup))
+        .route("/v1/switch-wal", post(switch_wal))
         .layer(DefaultBodyLimit::max(64 * 1024))
-        .with_state(Ctx { shared, events });
+        .with_state(Ctx { shared, events, socket });
     tokio::spawn(async move {
         let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         loop {
@@ -115,6 +127,34 @@ async fn switchover(
     Json(command): Json<SwitchoverCommand>,
 ) -> Response {
     order(&ctx, &name, |answer| Command::Switchover(command, answer)).await
+}
+
+async fn backup(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(command): Json<BackupCommand>,
+) -> Response {
+    order(&ctx, &name, |answer| Command::Backup(command, answer)).await
+}
+
+async fn cancel_backup(
+    State(ctx): State<Ctx>,
+    Extension(Peer(name)): Extension<Peer>,
+    Json(command): Json<CancelBackupCommand>,
+) -> Response {
+    order(&ctx, &name, |answer| Command::CancelBackup(command, answer)).await
+}
+
+/// A replica that takes a backup needs the segment that is written now: the primary closes it.
+async fn switch_wal(State(ctx): State<Ctx>, Extension(Peer(name)): Extension<Peer>) -> Response {
+    if name != REPLICATION_USER {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let work = async { ctx.socket.open("postgres").await?.run("the next segment", "SELECT pg_switch_wal()").await };
+    match work.await {
+        Ok(()) => Json(true).into_response(),
+        Err(error) => (StatusCode::CONFLICT, Json(error.to_string())).into_response(),
+    }
 }
 
 async fn freeze(

@@ -272,6 +272,69 @@ impl Session {
         self.run("a slot", &format!("SELECT pg_create_physical_replication_slot({name}, true)")).await
     }
 
+    /// Begins a base backup and returns where its WAL begins. This session has to stay until it ends.
+    pub async fn backup_start(&self, limit: Duration) -> Result<Lsn, Error> {
+        let sql = "SELECT pg_backup_start('hello-operator', true)::text";
+        let rows = tokio::time::timeout(limit, self.client.query(sql, &[]))
+            .await
+            .map_err(|_| Error::Timeout("the checkpoint before the base backup".into()))?
+            .map_err(|source| Error::Sql { what: "a base backup", source })?;
+        let text: Option<String> = match rows.first() {
+            Some(row) => get(row, 0)?,
+            None => None,
+        };
+        position(text).ok_or(Error::Invalid { what: "PostgreSQL's answer", message: "no position".into() })
+    }
+
+    /// Ends the base backup of this session.
+    pub async fn backup_stop(&self) -> Result<BackupStop, Error> {
+        let row = self
+            .row(
+                "the end of the base backup",
+                "SELECT lsn::text, labelfile, COALESCE(spcmapfile, ''), current_setting('server_version_num')
+                   FROM pg_backup_stop(false)",
+            )
+            .await?;
+        let invalid = |message: &str| Error::Invalid { what: "PostgreSQL's answer", message: message.into() };
+        let version: String = get(&row, 3)?;
+        Ok(BackupStop {
+            lsn: position(get(&row, 0)?).ok_or_else(|| invalid("no position"))?,
+            label: get(&row, 1)?,
+            tablespace_map: get(&row, 2)?,
+            server_version: version.parse().map_err(|_| invalid(&version))?,
+        })
+    }
+
+    /// End of the WAL on its disk: what it wrote or, a standby, received.
+    pub async fn flushed(&self) -> Result<Lsn, Error> {
+        let row = self
+            .row(
+                "the end of its WAL",
+                "SELECT (CASE WHEN pg_is_in_recovery()
+                         THEN GREATEST(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
+                         ELSE pg_current_wal_flush_lsn() END)::text",
+            )
+            .await?;
+        let text: Option<String> = get(&row, 0)?;
+        Ok(position(text).unwrap_or_default())
+    }
+
+    /// Databases that take sessions.
+    pub async fn databases(&self) -> Result<Vec<String>, Error> {
+        let rows = self.rows("its databases", "SELECT datname FROM pg_database WHERE datallowconn").await?;
+        rows.iter().map(|row| get(row, 0)).collect()
+    }
+
+    /// How many relations this session's database has.
+    pub async fn relations(&self) -> Result<i64, Error> {
+        get(&self.row("its relations", "SELECT count(*) FROM pg_class").await?, 0)
+    }
+
+    /// Whether a query gives a row.
+    pub async fn exists(&self, sql: &str) -> Result<bool, Error> {
+        Ok(!self.rows("whether something is there", sql).await?.is_empty())
+    }
+
     /// Ends a session of PostgreSQL.
     pub async fn terminate(&self, pid: i32) -> Result<(), Error> {
         self.run("the end of a session", &format!("SELECT pg_terminate_backend({pid})")).await
@@ -284,6 +347,19 @@ fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -
 
 fn position(text: Option<String>) -> Option<Lsn> {
     text.and_then(|text| Lsn::from_str(&text).ok())
+}
+
+/// How a base backup ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupStop {
+    /// From here on what was copied is consistent.
+    pub lsn: Lsn,
+    /// The file backup_label.
+    pub label: String,
+    /// The file tablespace_map; empty without tablespaces.
+    pub tablespace_map: String,
+    /// Version of the server as a number, such as 170002.
+    pub server_version: u32,
 }
 
 /// What PostgreSQL does now.

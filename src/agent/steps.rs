@@ -41,7 +41,7 @@ impl Agent {
             }
             self.present(&control)
         } else if let Some(staged) = &self.state.staged {
-            Data::Staged { system_id: staged.system_id.clone(), member: staged.member.clone() }
+            staged.data()
         } else {
             Data::Empty
         };

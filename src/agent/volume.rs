@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::api::agent::{Disk, Rejoined};
-use crate::core::election::Promise;
+use crate::core::election::{Data, Promise};
 
 /// What lies where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +43,10 @@ impl Layout {
     /// A data directory on its way out.
     fn gone(&self) -> PathBuf {
         self.data.join("pgdata.gone")
+    }
+    /// Where WAL waits that was fetched ahead of a recovery.
+    pub fn spare(&self) -> PathBuf {
+        self.agent().join("fetched")
     }
     fn agent(&self) -> PathBuf {
         self.data.join("agent")
@@ -252,6 +256,20 @@ pub struct Staged {
     pub member: String,
     /// Its system identifier.
     pub system_id: String,
+    /// Its timeline: 1, unless it was restored.
+    #[serde(default = "first_timeline")]
+    pub timeline: u32,
+}
+
+fn first_timeline() -> u32 {
+    1
+}
+
+impl Staged {
+    /// As the election sees it.
+    pub fn data(&self) -> Data {
+        Data::Staged { system_id: self.system_id.clone(), member: self.member.clone(), timeline: self.timeline }
+    }
 }
 
 /// Space on a volume.
@@ -345,7 +363,7 @@ mod tests {
         assert_eq!(layout.settle(&lock).unwrap(), State::default(), "no data: no member and no proof");
         assert!(!layout.staging().exists() && !layout.wal_folder("old").unwrap().exists());
 
-        let staged = Staged { member: "mine".into(), system_id: "1".into() };
+        let staged = Staged { member: "mine".into(), system_id: "1".into(), timeline: 1 };
         let state = State { staged: Some(staged), ..State::default() };
         stage();
         make_private(&layout.wal_folder("mine").unwrap()).unwrap();

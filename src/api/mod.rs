@@ -10,6 +10,7 @@ pub mod names;
 pub mod owned;
 pub mod spec;
 pub mod status;
+pub mod verify;
 
 pub use backup::HelloBackup;
 pub use category::Category;

@@ -10,6 +10,7 @@ mod harness;
 
 // Cases that need the whole cluster come first, one after another; the rest run side by side.
 mod alone;
+mod backup;
 mod chaos;
 mod children;
 mod invalid;

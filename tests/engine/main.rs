@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests say what went wrong by ending")]
 
+mod backup;
 mod killer;
 mod probe;
 mod rewind;
@@ -298,7 +299,8 @@ fn the_agents_api_lets_peers_ask_the_operator_command_and_nobody_else_anything()
         let shared = Shared::new(serde_json::from_value(report).unwrap());
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
         let port = world::free_port();
-        server::serve(([127, 0, 0, 1], port).into(), tls.clone(), shared, events).await.unwrap();
+        let socket = hello_operator::agent::sql::Socket::new(&world.root, 1);
+        server::serve(([127, 0, 0, 1], port).into(), tls.clone(), shared, events, socket).await.unwrap();
         let report = "GET /v1/report HTTP/1.1\r\nhost: db-1\r\nconnection: close\r\n\r\n";
         let body = r#"{"term":1,"id":"a","reason":"test"}"#;
         let restart = format!(

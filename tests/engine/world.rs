@@ -11,7 +11,7 @@ use hello_operator::agent::sql::{Session, Socket};
 use hello_operator::agent::volume::{Layout, State, VolumeLock};
 use hello_operator::agent::{Error, bootstrap, clone};
 use hello_operator::engine::postgres::conninfo::Upstream;
-use hello_operator::engine::postgres::settings::{self, Own, Role};
+use hello_operator::engine::postgres::settings::{self, Archiving, Own, Role};
 use hello_operator::engine::postgres::{Major, hba, slots};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
@@ -183,6 +183,10 @@ impl World {
     }
 
     pub fn write_files(&self, instance: &Instance, role: Role, chosen: &[(&str, &str)]) {
+        self.write_archiving(instance, role, chosen, Archiving::none());
+    }
+
+    pub fn write_archiving(&self, instance: &Instance, role: Role, chosen: &[(&str, &str)], archiving: Archiving) {
         let version = std::fs::read_to_string(instance.layout.pgdata().join("PG_VERSION")).unwrap();
         let standby = matches!(role, Role::Standby { .. });
         let own = Own {
@@ -192,6 +196,7 @@ impl World {
             port: instance.socket.port,
             tls: self.secrets.tls(),
             role,
+            archiving,
         };
         let chosen = chosen.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let all = settings::render(&settings::derived(0, 1 << 30, 100), &chosen, &own);

@@ -397,7 +397,9 @@ impl World {
         let volume = &machine.volume;
         let Some(dir) = &volume.dir else {
             return match &volume.staged {
-                Some((member, dir)) => Data::Staged { system_id: dir.system.clone(), member: member.clone() },
+                Some((member, dir)) => {
+                    Data::Staged { system_id: dir.system.clone(), member: member.clone(), timeline: dir.timeline }
+                }
                 None => Data::Empty,
             };
         };

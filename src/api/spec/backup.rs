@@ -235,9 +235,8 @@ impl Destination {
         if chosen.is_empty() { format!("{namespace}/{name}") } else { chosen.to_owned() }
     }
 
-    /// For people, and equal for equal places: such as `s3://bucket/root`.
-    pub fn url(&self, namespace: &str, name: &str) -> String {
-        let root = self.root(namespace, name);
+    /// A folder in it, for people and equal for equal places: such as `s3://bucket/root`.
+    pub fn place(&self, root: &str) -> String {
         match self {
             Self { s3: Some(s3), .. } => match &s3.endpoint {
                 Some(endpoint) => format!("s3://{}/{root} at {endpoint}", s3.bucket),
@@ -246,7 +245,7 @@ impl Destination {
             Self { gcs: Some(gcs), .. } => format!("gs://{}/{root}", gcs.bucket),
             Self { azure: Some(azure), .. } => format!("azure://{}/{}/{root}", azure.account, azure.container),
             Self { volume: Some(volume), .. } => format!("volume {}/{root}", volume.claim),
-            _ => root,
+            _ => root.to_owned(),
         }
     }
 

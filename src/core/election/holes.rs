@@ -80,7 +80,7 @@ fn a_holder_is_judged_by_the_bounds_that_it_registered() {
 fn a_staged_bootstrap_is_kept_while_its_publication_may_be_under_way() {
     let mut world = follower();
     world.engine = EngineState::Stopped;
-    world.data = Data::Staged { system_id: "mine".into(), member: "db-2-n".into() };
+    world.data = Data::Staged { system_id: "mine".into(), member: "db-2-n".into(), timeline: 1 };
     world.lease.as_mut().unwrap().register.system_id = None;
     assert_eq!(engine_step(&world.view()), EngineStep::Keep);
     world.lease.as_mut().unwrap().register.system_id = Some("theirs".into());

@@ -104,10 +104,13 @@ fn improved(view: &View<'_>, register: &Register, terms: &Terms) -> Register {
     // Publish: from here on this is the cluster's data, and nobody bootstraps again.
     if let (None, Some(system_id)) = (&register.system_id, view.data.system_id()) {
         next.system_id = Some(system_id.to_owned());
-        next.established = register.timeline;
-        if let Data::Staged { member, .. } = view.data {
+        if let Data::Staged { member, timeline, .. } = view.data {
             next.member = Some(member.clone());
+            // What was restored goes on where its recovery ended; the ids below belong to the history of its source.
+            next.timeline = register.timeline.max(*timeline);
+            next.reserved = register.reserved.max(*timeline);
         }
+        next.established = next.timeline;
     }
     if let Data::Present(member) = view.data
         && *view.engine == EngineState::Primary

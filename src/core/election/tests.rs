@@ -147,7 +147,7 @@ pub(super) fn member(proof: Option<&str>) -> Data {
 pub(super) fn running() -> World {
     let mut world = World::new("db-1");
     world.take();
-    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into() };
+    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into(), timeline: 1 };
     if let LeaseStep::Renew(register) = lease_step(&world.view()) {
         world.written(*register);
     }
@@ -166,7 +166,7 @@ fn a_new_cluster_is_begun_by_its_first_instance_and_its_data_published_before_it
     assert_eq!(register.rules, [Rule::new(["db-2-n1", "db-3-n1"], 1)], "members are named before they exist");
     assert_eq!(engine_step(&world.view()), EngineStep::Bootstrap);
 
-    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into() };
+    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into(), timeline: 1 };
     assert_eq!(engine_step(&world.view()), EngineStep::Keep, "not adopted before it is published");
     let LeaseStep::Renew(register) = lease_step(&world.view()) else { panic!("not published") };
     assert_eq!((register.system_id.as_deref(), register.established), (Some("sys"), 1));
@@ -175,6 +175,15 @@ fn a_new_cluster_is_begun_by_its_first_instance_and_its_data_published_before_it
 
     world.data = member(Some("db-1/u/n1"));
     assert_eq!(engine_step(&world.view()), EngineStep::StartPrimary);
+}
+
+#[test]
+fn what_was_restored_goes_on_where_its_recovery_ended() {
+    let mut world = World::new("db-1");
+    world.take();
+    world.data = Data::Staged { system_id: "sys".into(), member: "db-1-n1".into(), timeline: 5 };
+    let LeaseStep::Renew(register) = lease_step(&world.view()) else { panic!("not published") };
+    assert_eq!((register.timeline, register.reserved, register.established), (5, 5, 5));
 }
 
 #[test]
@@ -334,8 +343,11 @@ fn any_data() -> impl Strategy<Value = Data> {
     prop_oneof![
         Just(Data::Unknown),
         Just(Data::Empty),
-        prop_oneof![Just("sys"), Just("other")]
-            .prop_map(|system| Data::Staged { system_id: system.into(), member: "m".into() }),
+        prop_oneof![Just("sys"), Just("other")].prop_map(|system| Data::Staged {
+            system_id: system.into(),
+            member: "m".into(),
+            timeline: 3
+        }),
         proof.prop_map(member),
     ]
 }

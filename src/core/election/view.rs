@@ -228,6 +228,8 @@ pub enum Data {
         system_id: String,
         /// Its member id.
         member: String,
+        /// Its timeline: 1, unless it was restored from a backup.
+        timeline: u32,
     },
     /// A data directory.
     Present(Member),

@@ -22,6 +22,8 @@ pub struct ControlData {
     pub critical: Critical,
     /// Whether data pages have checksums.
     pub checksums: bool,
+    /// Bytes of a segment of WAL.
+    pub segment_size: u32,
 }
 
 /// Settings that a standby may not go below without stopping its replay.
@@ -92,6 +94,7 @@ impl ControlData {
                 max_locks_per_transaction: number(text, "max_locks_per_xact setting")?,
             },
             checksums: checksum != 0,
+            segment_size: number(text, "Bytes per WAL segment")?,
         })
     }
 
@@ -151,6 +154,7 @@ mod tests {
         assert_eq!((data.timeline, data.min_recovery), (1, Lsn(0)));
         assert_eq!(data.critical.max_connections, 100);
         assert!(data.checksums && data.clean());
+        assert_eq!(data.segment_size, 16 << 20);
     }
 
     #[test]

@@ -92,6 +92,24 @@ pub struct Own {
     pub tls: Tls,
     /// How it takes part in replication.
     pub role: Role,
+    /// How its WAL is archived.
+    pub archiving: Archiving,
+}
+
+/// How WAL is archived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Archiving {
+    /// archive_command. `true` is the program that does nothing: WAL goes nowhere.
+    pub command: String,
+    /// Seconds after which a segment is closed although it is not full; 0: never.
+    pub timeout: i32,
+}
+
+impl Archiving {
+    /// Nowhere.
+    pub fn none() -> Self {
+        Self { command: "true".into(), timeout: 0 }
+    }
 }
 
 /// Files of TLS.
@@ -158,6 +176,11 @@ pub fn render(
     set("fsync", "on");
     set("full_page_writes", "on");
     set("recovery_target_timeline", "latest");
+    // Always on, because only a restart could turn it on; and on replicas too, because nobody else archives what a primary
+    // streamed and did not archive before it died.
+    set("archive_mode", "always");
+    set("archive_command", &own.archiving.command);
+    set("archive_timeout", &format!("{}s", own.archiving.timeout));
     // A crash of a backend ends the postmaster: the agent decides whether, and as what, it starts again.
     set("restart_after_crash", "off");
     if own.major.has_allow_alter_system() {
@@ -220,6 +243,7 @@ mod tests {
             port: 5432,
             tls: Tls { certificate: "/c".into(), key: "/k".into(), client_ca: "/ca".into() },
             role,
+            archiving: Archiving::none(),
         }
     }
 

@@ -10,6 +10,7 @@ mod dump;
 pub mod election;
 mod idle;
 mod program;
+mod store;
 pub(crate) mod suite;
 mod terminal;
 
@@ -23,6 +24,7 @@ pub use case::{Case, condition, json_at};
 pub use client::ClientPod;
 pub use idle::writes_while_idle;
 pub use program::Said;
+pub use store::{KEY as STORE_KEY, Store};
 pub use suite::{Suite, variable};
 pub use terminal::Terminal;
 

@@ -1,0 +1,180 @@
+//! Archive, backup and restore as users meet them, with an S3 server that checks signatures.
+
+use std::time::Duration;
+
+use hello_operator::api::HelloBackup;
+use hello_operator::api::backup::{BackupPhase, HelloBackupStatus};
+use kube::Api;
+use serde_json::{Value, json};
+
+use crate::cluster::{Signal, eventually};
+use crate::harness::{Case, ClientPod, READY, Result, SOON, Store, Suite, case};
+
+#[tokio::test]
+async fn a_table_dropped_by_mistake_comes_back_in_another_cluster() -> Result {
+    case("backup", story).await
+}
+
+async fn story(_: &'static Suite, case: Case) -> Result {
+    let store = Store::start(&case).await?;
+    case.running("db", json!({"backup": {"destination": store.destination("team/db")}})).await?;
+    let primary = case.primary("db").await?;
+    case.sql(&primary, "create table history (n int primary key, at timestamptz default clock_timestamp())").await?;
+    case.sql(&primary, "insert into history select generate_series(1, 1000)").await?;
+
+    let taken = back_up(&case, "first", json!({"cluster": "db"})).await?;
+    assert_eq!(taken.role.as_deref(), Some("replica"), "{taken:?}");
+    assert!(taken.stored_bytes.unwrap_or(0) > 0 && taken.total_bytes == taken.done_bytes, "{taken:?}");
+    case.event("first", "BackupCompleted", "").await?;
+
+    // A known history around a known moment.
+    case.sql(&primary, "insert into history select generate_series(1001, 2000)").await?;
+    let moment = case
+        .sql(&primary, "select to_char(clock_timestamp() at time zone 'utc', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')")
+        .await?;
+    case.sql(&primary, "select pg_sleep(0.01); insert into history values (2001)").await?;
+    case.sql(&primary, "drop table history; create table after_it (n int)").await?;
+    archived(&case, &primary).await?;
+
+    // While the source lives: the moment before the mistake, with replicas; and the latest moment, by the name of the backup.
+    let restored = json!({"bootstrap": {"restore": {"source": store.destination("team/db"), "targetTime": moment}}});
+    let latest = json!({"instances": 1, "bootstrap": {"restore": {"backup": "first"}},
+        "backup": {"destination": store.destination("team/latest")}});
+    case.hello("back", restored).await?;
+    case.hello("latest", latest).await?;
+    case.ready("back").await?;
+    let back = case.primary("back").await?;
+    case.sql_gives(&back, "select count(*), min(n), max(n) from history", "2000|1|2000").await?;
+    case.sql(&back, "insert into history values (-1)").await?;
+    for replica in case.replicas("back").await? {
+        case.sql_gives(&replica, "select count(*) from history", "2001").await?;
+    }
+    case.ready("latest").await?;
+    let latest = case.primary("latest").await?;
+    case.sql_gives(&latest, "select to_regclass('history') is null, count(*) from after_it", "t|0").await?;
+
+    // What was restored has an archive of its own, from which it is restored again: before and after the fork.
+    case.sql(&latest, "insert into after_it values (1)").await?;
+    back_up(&case, "second", json!({"cluster": "latest"})).await?;
+    case.sql(&latest, "insert into after_it values (2)").await?;
+    archived(&case, &latest).await?;
+    let again = json!({"instances": 1, "bootstrap": {"restore": {"source": store.destination("team/latest")}}});
+    case.running("again", again).await?;
+    case.sql_gives(&case.primary("again").await?, "select count(*) from after_it", "2").await?;
+
+    // A destination that is another cluster's.
+    case.hello("thief", json!({"instances": 1, "backup": {"destination": store.destination("team/db")}})).await?;
+    case.ready("thief").await?;
+    case.says("thief", "BackupHealthy", false, "belongs to").await?;
+    case.says("db", "BackupHealthy", true, "").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_holds_up_no_write_and_is_caught_up_with() -> Result {
+    case("archive", away).await
+}
+
+async fn away(_: &'static Suite, case: Case) -> Result {
+    let store = Store::start(&case).await?;
+    let spec = json!({"instances": 1, "backup": {"destination": store.destination("db"), "archiveTimeoutSeconds": 10}});
+    let (client, running) = tokio::join!(ClientPod::start(&case), case.running("db", spec));
+    let client = client?;
+    running?;
+    let primary = case.primary("db").await?;
+    case.sql(&primary, "create table t (n int)").await?;
+    archived(&case, &primary).await?;
+
+    store.signal(Signal::Stop).await?;
+    let writer = client.write(&case.uri("db").await?).await?;
+    for _ in 0..5 {
+        case.sql(&primary, "select pg_logical_emit_message(true, 'a', 'b'), pg_switch_wal()").await?;
+    }
+    case.says("db", "BackupHealthy", false, "").await?;
+    writer.writes_on().await?;
+    store.signal(Signal::Continue).await?;
+    case.says("db", "BackupHealthy", true, "").await?;
+    let (rows, _) = writer.end().await?;
+    assert!(rows > 0);
+    archived(&case, &primary).await?;
+
+    // A Secret that is changed is taken over without a restart, in both directions.
+    let started = case.sql(&primary, "select pg_postmaster_start_time()").await?;
+    store.allow(&case, "wrong").await?;
+    eventually(2 * SOON, "the refusal to be told", || async {
+        switch(&case, &primary).await?;
+        let object =
+            case.api::<hello_operator::api::HelloOperator>().get("db").await.map_err(|error| error.to_string())?;
+        let found = crate::harness::condition(&object, "BackupHealthy")
+            .map(|found| (found.status.clone(), found.message.clone()));
+        match found {
+            Some((status, message)) if status == "False" && message.contains("credentials") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await?;
+    store.allow(&case, crate::harness::STORE_KEY).await?;
+    case.says("db", "BackupHealthy", true, "").await?;
+    assert_eq!(case.sql(&primary, "select pg_postmaster_start_time()").await?, started);
+
+    // What is cancelled leaves nothing.
+    case.change("db", json!({"backup": {"maxBytesPerSecond": "64Ki"}})).await?;
+    create(&case, "slow", json!({"cluster": "db"})).await?;
+    phase(&case, "slow", BackupPhase::Running).await?;
+    eventually(SOON, "something of it in the store", || async {
+        let objects = store.objects("db/base").await.map_err(|error| error.to_string())?;
+        let status = status(&case, "slow").await.map_err(|error| error.to_string())?;
+        if status.done_bytes.unwrap_or(0) > 0 { Ok(()) } else { Err(format!("{objects:?} {status:?}")) }
+    })
+    .await?;
+    case.kubectl(&["delete", "hellobk", "slow"]).await?.ok()?;
+    eventually(SOON, "nothing of it in the store", || async {
+        let objects = store.objects("db/base").await.map_err(|error| error.to_string())?;
+        if objects.is_empty() { Ok(()) } else { Err(format!("{objects:?}")) }
+    })
+    .await?;
+    Ok(())
+}
+
+async fn create(case: &Case, name: &str, spec: Value) -> Result {
+    let object = json!({"apiVersion": "terry.com/v1", "kind": "HelloBackup", "metadata": {"name": name}, "spec": spec});
+    case.apply(&object).await?.ok().map(drop)
+}
+
+/// A HelloBackup that is complete.
+async fn back_up(case: &Case, name: &str, spec: Value) -> Result<HelloBackupStatus> {
+    create(case, name, spec).await?;
+    phase(case, name, BackupPhase::Completed).await
+}
+
+async fn status(case: &Case, name: &str) -> Result<HelloBackupStatus> {
+    let objects: Api<HelloBackup> = case.api();
+    Ok(objects.get(name).await?.status.unwrap_or_default())
+}
+
+async fn phase(case: &Case, name: &str, wanted: BackupPhase) -> Result<HelloBackupStatus> {
+    let what = format!("the backup {name} to be {wanted:?}");
+    let found = eventually(READY, &what, || async {
+        let status = status(case, name).await.map_err(|error| error.to_string())?;
+        if status.phase == wanted { Ok(status) } else { Err(format!("{status:?}")) }
+    });
+    Ok(found.await?)
+}
+
+async fn switch(case: &Case, primary: &str) -> Result<String, String> {
+    let sql = "select pg_logical_emit_message(true, 'a', 'b'); select pg_walfile_name(pg_switch_wal())";
+    case.sql(primary, sql).await.map_err(|error| error.to_string())
+}
+
+/// Everything up to now is in the archive.
+async fn archived(case: &Case, primary: &str) -> Result {
+    let said = switch(case, primary).await?;
+    let segment = said.lines().last().unwrap_or_default().to_owned();
+    let sql = format!("select last_archived_wal >= '{segment}' from pg_stat_archiver");
+    let what = format!("{segment} to be archived");
+    let done = eventually(SOON + Duration::from_secs(30), &what, || async {
+        let answer = case.sql(primary, &sql).await.map_err(|error| error.to_string())?;
+        if answer == "t" { Ok(()) } else { Err(answer) }
+    });
+    Ok(done.await?)
+}

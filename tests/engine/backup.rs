@@ -1,0 +1,311 @@
+//! Archive, base backup and restore with a real PostgreSQL and a store on this machine's disk.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hello_operator::agent::archive::stores::Stores;
+use hello_operator::agent::archive::{Archive, Wish, socket};
+use hello_operator::agent::base_backup::{self, Order};
+use hello_operator::agent::conf::Archiver;
+use hello_operator::agent::peers::Peers;
+use hello_operator::agent::restore::{self, restore};
+use hello_operator::agent::sql::{Session, Socket};
+use hello_operator::agent::tls::Tls;
+use hello_operator::agent::verify::{Scratch, verify};
+use hello_operator::agent::{Error, keep};
+use hello_operator::api::agent::RestoreOrder;
+use hello_operator::api::archive::CatalogEntry;
+use hello_operator::api::spec::{BackupVolume, Destination};
+use hello_operator::api::verify::VerifyOrder;
+use hello_operator::backup::base::Progress;
+use hello_operator::backup::layout::BackupId;
+use hello_operator::backup::target::CloudIdentity;
+use hello_operator::core::backup::Policy;
+use hello_operator::engine::postgres::settings::Archiving;
+use k8s_openapi::jiff::Timestamp;
+
+use super::alone;
+use super::world::{Instance, World, isolated, until};
+
+const ROOT: &str = "tests/db";
+
+/// An archive in a folder, and the agent's socket before it.
+struct Store {
+    archive: Arc<Archive>,
+    archiver: Archiver,
+    destination: Destination,
+    mount: PathBuf,
+}
+
+fn client() -> kube::Client {
+    // A volume needs no Secret, so nobody is asked.
+    let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    kube::Client::try_from(nobody).unwrap()
+}
+
+impl Store {
+    fn new(world: &World, name: &str) -> Self {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let mount = world.root.join("store");
+        std::fs::create_dir_all(&mount).unwrap();
+        let stores = Stores::new(client(), "tests", CloudIdentity::default());
+        let archive = Arc::new(Archive::new(stores, &mount, world.root.join(format!("{name}-fetched"))));
+        let socket = world.root.join(format!("{name}.sock"));
+        socket::serve(archive.clone(), &socket).unwrap();
+        let destination =
+            Destination { volume: Some(BackupVolume { claim: "store".into(), path: None }), ..Destination::default() };
+        Self { archive, archiver: Archiver { program: world.program.clone(), socket }, destination, mount }
+    }
+
+    fn wish(&self, system_id: &str, archive: &str) -> Wish {
+        Wish {
+            destination: Some(self.destination.clone()),
+            root: ROOT.into(),
+            wal: true,
+            cluster: "tests/db".into(),
+            archive: Some(archive.into()),
+            system_id: Some(system_id.into()),
+            primary: true,
+            hurry: false,
+        }
+    }
+
+    fn archiving(&self) -> Archiving {
+        Archiving { command: self.archiver.archive_command(), timeout: 60 }
+    }
+
+    fn restore(&self, world: &World, order: RestoreOrder) -> restore::Wish {
+        restore::Wish {
+            member: "restored".into(),
+            order,
+            own: None,
+            source: self.destination.place(ROOT),
+            mount: self.mount.clone(),
+            database: "app".into(),
+            owner: "app".into(),
+            private: world.root.join("private"),
+            restore_command: self.archiver.fetch_command(),
+        }
+    }
+
+    fn order(&self) -> RestoreOrder {
+        RestoreOrder {
+            source: self.destination.clone(),
+            root: ROOT.into(),
+            backup_id: None,
+            target_time: None,
+            target_lsn: None,
+            target_name: None,
+            target_timeline: None,
+        }
+    }
+}
+
+async fn back_up(world: &World, store: &Store, instance: &Instance) -> Result<CatalogEntry, Error> {
+    let order = Order {
+        requested_by: "uid-1".into(),
+        id: BackupId::new(Timestamp::now(), rand::random()),
+        instance: instance.name.clone(),
+        primary: None,
+        pgdata: instance.layout.pgdata(),
+        socket: instance.socket.clone(),
+        max_bytes_per_second: None,
+    };
+    let peers = Peers::new(client(), "tests", Tls::load(&world.identity_of("operator")).unwrap());
+    base_backup::take(&store.archive, &world.processes, &peers, &order, &Arc::new(Progress::default())).await
+}
+
+async fn archived(store: &Store, session: &Session) {
+    let row = session.run("the next segment", "SELECT pg_logical_emit_message(true, 'a', 'b'); SELECT pg_switch_wal()");
+    row.await.unwrap();
+    let before = store.archive.report().archived;
+    until("a segment is archived", async || store.archive.report().archived > before).await;
+}
+
+/// Starts what was restored, and says which rows it has.
+async fn rows(world: &World, instance: &mut Instance, archiving: Archiving, table: &str) -> Vec<String> {
+    instance.layout.go_live(&instance.lock).unwrap();
+    world.write_archiving(instance, alone(), &[], archiving);
+    let (postmaster, session) = world.start(instance).await;
+    let seen = values(&instance.socket, table).await;
+    drop(session);
+    postmaster.stop(&world.processes, std::time::Duration::from_secs(30)).await;
+    seen
+}
+
+async fn values(socket: &Socket, table: &str) -> Vec<String> {
+    let out = tokio::process::Command::new("psql")
+        .arg("-h")
+        .arg(&socket.folder)
+        .args(["-p", &socket.port.to_string(), "-U", "postgres", "-d", "app", "-Atc"])
+        .arg(format!("SELECT v FROM {table} ORDER BY v"))
+        .output()
+        .await
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).lines().map(str::to_owned).collect()
+}
+
+async fn primary(world: &World, store: &Store) -> (Instance, Session) {
+    let mut instance = world.instance("db-1");
+    world.bootstrap(&mut instance).await;
+    let system_id =
+        hello_operator::agent::bootstrap::control(&world.processes, &instance.layout.pgdata()).await.unwrap().system_id;
+    store.archive.wish(store.wish(&system_id, &system_id));
+    world.write_archiving(&instance, alone(), &[], store.archiving());
+    let (_postmaster, _) = world.start(&instance).await;
+    let session = instance.socket.open("app").await.unwrap();
+    (instance, session)
+}
+
+#[test]
+fn a_dropped_table_comes_back_and_a_cluster_is_restored_several_times_from_one_archive() {
+    isolated(
+        "backup::a_dropped_table_comes_back_and_a_cluster_is_restored_several_times_from_one_archive",
+        async |world| {
+            let store = Store::new(&world, "db-1");
+            let (instance, session) = primary(&world, &store).await;
+            session.run("rows", "CREATE TABLE t(v text); INSERT INTO t VALUES ('before')").await.unwrap();
+            let entry = back_up(&world, &store, &instance).await.unwrap();
+            assert_eq!((entry.requested_by.as_str(), entry.role.as_str(), entry.timeline), ("uid-1", "primary", 1));
+            session.run("rows", "INSERT INTO t VALUES ('after')").await.unwrap();
+            session.run("a point", "SELECT pg_create_restore_point('the point')").await.unwrap();
+            session.run("rows", "INSERT INTO t VALUES ('later')").await.unwrap();
+            let moment = moment(&session).await;
+            session
+                .run("the mistake", "DROP TABLE t; CREATE TABLE u(v text); INSERT INTO u VALUES ('last')")
+                .await
+                .unwrap();
+            archived(&store, &session).await;
+
+            let report = keep::look(&store.archive, &Policy::default()).await;
+            assert_eq!((report.error, report.backups), (None, vec![entry.clone()]));
+
+            // While the source lives: to a time, to a name, to the end.
+            let restored = async |name: &str, order: RestoreOrder, table: &str| {
+                let mut target = world.instance(name);
+                let wish = store.restore(&world, order);
+                let staged =
+                    restore(&world.processes, &store.archive, &target.layout, &wish, &Arc::default(), &mut |_| {})
+                        .await
+                        .unwrap();
+                assert!(staged.timeline > 1, "a restored cluster writes a history of its own");
+                rows(&world, &mut target, Archiving::none(), table).await
+            };
+            let to_time = RestoreOrder { target_time: Some(moment), ..store.order() };
+            assert_eq!(restored("to-time", to_time, "t").await, ["after", "before", "later"]);
+            let to_name = RestoreOrder { target_name: Some("the point".into()), ..store.order() };
+            assert_eq!(restored("to-name", to_name, "t").await, ["after", "before"]);
+            assert_eq!(restored("to-end", store.order(), "u").await, ["last"]);
+        },
+    );
+}
+
+#[test]
+fn a_verification_finds_a_damaged_backup() {
+    isolated("backup::a_verification_finds_a_damaged_backup", async |world| {
+        let store = Store::new(&world, "db-1");
+        let (instance, session) = primary(&world, &store).await;
+        session.run("rows", "CREATE TABLE t(v text); INSERT INTO t VALUES ('a')").await.unwrap();
+        let entry = back_up(&world, &store, &instance).await.unwrap();
+        archived(&store, &session).await;
+        let verified = async |name: &str, query: &str| {
+            let data = world.root.join(name);
+            std::fs::create_dir_all(data.join("run")).unwrap();
+            let scratch = Scratch {
+                run: data.join("run"),
+                data,
+                namespace: "tests".into(),
+                mount: store.mount.clone(),
+                program: world.program.clone(),
+            };
+            let order = VerifyOrder {
+                source: store.destination.clone(),
+                root: ROOT.into(),
+                database: "app".into(),
+                owner: "app".into(),
+                query: Some(query.into()),
+            };
+            let result = verify(client(), CloudIdentity::default(), &scratch, &order).await;
+            println!("{result:?}");
+            result
+        };
+        let good = verified("good", "SELECT 1 / (count(*)) FROM t").await;
+        assert!(good.ok, "{}", good.message);
+        assert_eq!(good.backup_id.as_deref(), Some(entry.backup_id.as_str()));
+        let wrong = verified("wrong", "SELECT 1 / (count(*) - 1) FROM t").await;
+        assert!(!wrong.ok && wrong.message.contains("division by zero"), "{}", wrong.message);
+
+        let part = store.mount.join(ROOT).join("base").join(&entry.backup_id).join("part-0000.tar.zst");
+        let mut bytes = std::fs::read(&part).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&part, bytes).unwrap();
+        let damaged = verified("damaged", "SELECT 1").await;
+        assert!(!damaged.ok && damaged.message.contains("damaged"), "{}", damaged.message);
+    });
+}
+
+#[test]
+fn what_cannot_be_restored_is_refused_before_the_volume_is_touched() {
+    isolated("backup::what_cannot_be_restored_is_refused_before_the_volume_is_touched", async |world| {
+        let store = Store::new(&world, "db-1");
+        let target = world.instance("target");
+        std::fs::create_dir_all(target.layout.staging()).unwrap();
+        let refused = async |wish: &restore::Wish| {
+            let error =
+                restore(&world.processes, &store.archive, &target.layout, wish, &Arc::default(), &mut |_| {}).await;
+            assert!(target.layout.staging().exists(), "the volume is as it was");
+            error.unwrap_err().to_string()
+        };
+        let said = refused(&store.restore(&world, store.order())).await;
+        assert!(said.contains("no backups of a cluster"), "{said}");
+        let (instance, session) = primary(&world, &store).await;
+        archived(&store, &session).await;
+        let said = refused(&store.restore(&world, store.order())).await;
+        assert!(said.contains("no complete backup") || said.contains("no backup"), "{said}");
+        back_up(&world, &store, &instance).await.unwrap();
+        let early = RestoreOrder { target_time: Some("2020-01-01T00:00:00Z".into()), ..store.order() };
+        let said = refused(&store.restore(&world, early)).await;
+        assert!(said.contains("before"), "{said}");
+        let own = store.restore(&world, store.order());
+        let said = refused(&restore::Wish { own: Some(own.source.clone()), ..own }).await;
+        assert!(said.contains("another path"), "{said}");
+    });
+}
+
+#[test]
+fn another_clusters_archive_is_refused_and_wal_waits_until_the_store_is_back() {
+    isolated("backup::another_clusters_archive_is_refused_and_wal_waits_until_the_store_is_back", async |world| {
+        let store = Store::new(&world, "db-1");
+        let (_instance, session) = primary(&world, &store).await;
+        archived(&store, &session).await;
+
+        let other = Store::new(&world, "other");
+        other.archive.wish(other.wish("7", "7"));
+        let refusal = other.archive.own_store().await.err().unwrap();
+        assert!(refusal.to_string().contains("belongs to tests/db"), "{refusal}");
+
+        // The store goes away, and comes back: nothing is lost and nothing is forgotten.
+        let hidden = store.mount.with_extension("gone");
+        std::fs::rename(&store.mount, &hidden).unwrap();
+        session
+            .run("the next segment", "SELECT pg_logical_emit_message(true, 'a', 'b'); SELECT pg_switch_wal()")
+            .await
+            .unwrap();
+        until("a failure is told", async || store.archive.report().failing_since.is_some()).await;
+        assert!(store.archive.report().error.is_some());
+        std::fs::rename(&hidden, &store.mount).unwrap();
+        until("it is archived", async || store.archive.report().failing_since.is_none()).await;
+        let last = store.archive.report().last.unwrap();
+        assert!(store.mount.join(ROOT).join("wal/00000001").join(format!("{last}.zst")).exists());
+    });
+}
+
+/// Now, as PostgreSQL's commits have it: the next one is later.
+async fn moment(session: &Session) -> String {
+    session.run("a pause", "SELECT pg_sleep(0.01)").await.unwrap();
+    let now = Timestamp::now().to_string();
+    session.run("a pause", "SELECT pg_sleep(0.01)").await.unwrap();
+    now
+}
