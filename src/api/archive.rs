@@ -123,6 +123,9 @@ pub struct CatalogReport {
     /// The oldest segment of WAL from which on everything is there.
     #[serde(default)]
     pub oldest_wal: Option<String>,
+    /// The first moment that can be restored (RFC 3339): [`crate::core::backup::recoverable_from`].
+    #[serde(default)]
+    pub recoverable_from: Option<String>,
     /// Why it could not be read, or the retention not be done.
     #[serde(default)]
     pub error: Option<StoreError>,

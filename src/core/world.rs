@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::election::Register;
 use crate::api::agent::{ClusterConfig, HandOver, Report};
-use crate::api::names::Names;
+use crate::api::backup::{BackupTarget, HelloBackupStatus};
+use crate::api::names::{GROUP, KIND_BACKUP, Names, VERSION};
 use crate::api::spec::HelloOperatorSpec;
 use crate::api::status::HelloOperatorStatus;
 
@@ -75,6 +76,8 @@ pub enum Kind {
     PersistentVolumeClaim,
     /// The instances.
     Pod,
+    /// Backups. They have no owner and are written only when they are made.
+    HelloBackup,
 }
 
 impl Kind {
@@ -104,6 +107,7 @@ impl Kind {
             Self::Lease => ("coordination.k8s.io", "v1", "Lease", "leases"),
             Self::PersistentVolumeClaim => ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
             Self::Pod => ("", "v1", "Pod", "pods"),
+            Self::HelloBackup => (GROUP, VERSION, KIND_BACKUP, "hellobackups"),
         }
     }
 
@@ -186,6 +190,24 @@ pub struct ObjectFacts {
     pub accept_loss: Option<String>,
     /// The status as it was last written.
     pub status: Option<HelloOperatorStatus>,
+}
+
+impl ObjectFacts {
+    /// Of an object that does not exist.
+    pub fn missing(namespace: &str, name: &str) -> Self {
+        Self {
+            names: Names::new(name),
+            namespace: namespace.to_owned(),
+            uid: String::new(),
+            generation: 0,
+            spec: None,
+            unreadable: None,
+            restart: None,
+            rotate_passwords: None,
+            accept_loss: None,
+            status: None,
+        }
+    }
 }
 
 /// An instance's Pod.
@@ -355,6 +377,31 @@ pub struct UserSecret {
     pub wrong: Option<String>,
 }
 
+/// A HelloBackup.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BackupFacts {
+    /// Its name.
+    pub name: String,
+    /// Its uid, by which agents and the catalogue know it.
+    pub uid: String,
+    /// Its version; precondition of writes.
+    pub version: String,
+    /// Name of the HelloOperator.
+    pub cluster: String,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// The run of the schedule that it was made for ([`crate::api::names::ANNOTATION_RUN`]).
+    pub run: Option<String>,
+    /// Who should take it.
+    pub target: BackupTarget,
+    /// Whether it has a status.
+    pub reported: bool,
+    /// Its status, or that of one of which nothing is known.
+    pub status: HelloBackupStatus,
+}
+
 /// Everything that one reconcile knows of one cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct World {
@@ -384,6 +431,10 @@ pub struct World {
     pub volumes: Known<BTreeMap<(u8, Volume), VolumeFacts>>,
     /// What the agents say, by ordinal; only of Pods that run.
     pub reports: BTreeMap<u8, Known<Report>>,
+    /// The HelloBackups of this cluster.
+    pub backups: Known<Vec<BackupFacts>>,
+    /// The HelloBackup that `bootstrap.restore.backup` names, where nothing was resolved yet.
+    pub restore_from: Known<BackupFacts>,
     /// What was refused when the last plan was carried out.
     pub failures: Vec<Failure>,
 }

@@ -168,6 +168,12 @@ impl Applier {
                 self.command(cluster, world, *primary, "/v1/switchover", command).await
             }
             Action::Leave { primary, command } => self.command(cluster, world, *primary, "/v1/leave", command).await,
+            Action::Backup { ordinal, command, .. } => {
+                self.command(cluster, world, *ordinal, "/v1/backup", command).await
+            }
+            Action::CancelBackup { ordinal, command } => {
+                self.command(cluster, world, *ordinal, "/v1/backup/cancel", command).await
+            }
         }
     }
 

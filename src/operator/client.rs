@@ -95,7 +95,7 @@ fn watched(uri: &http::Uri) -> Option<&'static str> {
         return None;
     }
     let plural = uri.path().rsplit('/').next()?;
-    ["helloopperators", "customresourcedefinitions", "pods", "persistentvolumeclaims", "leases"]
+    ["helloopperators", "hellobackups", "customresourcedefinitions", "pods", "persistentvolumeclaims", "leases"]
         .into_iter()
         .chain(Kind::PLAIN.iter().map(|kind| kind.resource().3))
         .find(|resource| *resource == plural)

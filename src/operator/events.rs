@@ -5,9 +5,10 @@ use kube::Client;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 
 use super::mirror::ClusterKey;
+use crate::api::backup::{BackupPhase, HelloBackupStatus};
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
 use crate::api::status::{ElectionStatus, HelloOperatorStatus, LastFailover};
-use crate::core::status::{ELECTION_BLOCKED, completed, hand_over_reason, started};
+use crate::core::status::{BACKUP_HEALTHY, ELECTION_BLOCKED, completed, hand_over_reason, started};
 use crate::core::world::ChildId;
 
 /// An event's note holds 1 kB.
@@ -104,6 +105,7 @@ pub fn of_status(before: Option<&HelloOperatorStatus>, after: &HelloOperatorStat
     };
     let mut events = hand_overs(before, after);
     let told = |warning, reason: String, note| Told { warning, reason, note, term: None };
+    events.extend(backups(find(after, BACKUP_HEALTHY), before.and_then(|before| find(before, BACKUP_HEALTHY))));
     for (kind, bad) in [("Degraded", true), ("Ready", false)] {
         let old = before.and_then(|status| find(status, kind));
         let Some((holds, reason, message)) = find(after, kind) else { continue };
@@ -127,6 +129,42 @@ pub fn of_status(before: Option<&HelloOperatorStatus>, after: &HelloOperatorStat
     }
     events.extend(rejoined(before, after));
     events
+}
+
+/// A condition as it is compared: whether it holds, its reason, its sentence.
+type Found = (bool, String, String);
+
+/// Backups stopped being as they should, for another reason than before, or are again. Those of which nothing is known yet
+/// are no news.
+fn backups(after: Option<Found>, before: Option<Found>) -> Option<Told> {
+    let (holds, reason, note) = after?;
+    let same = before.as_ref().is_some_and(|(held, was, _)| *held == holds && *was == reason);
+    if !holds && !same {
+        return Some(Told { warning: true, reason, note, term: None });
+    }
+    let recovered = holds && before.is_some_and(|(held, ..)| !held);
+    recovered.then(|| Told { warning: false, reason: BACKUP_HEALTHY.into(), note, term: None })
+}
+
+/// What a change of a backup is worth telling.
+pub fn of_backup(name: &str, before: &HelloBackupStatus, after: &HelloBackupStatus) -> Option<Told> {
+    if before.phase == after.phase {
+        return None;
+    }
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (warning, reason, note) = match after.phase {
+        BackupPhase::Pending => return None,
+        BackupPhase::Running => {
+            let (role, instance) = (text(&after.role), text(&after.instance));
+            (false, "BackupStarted", format!("{name}: the {role} {instance} takes it, to {}", text(&after.path)))
+        }
+        BackupPhase::Completed => {
+            let (id, progress) = (text(&after.backup_id), text(&after.progress));
+            (false, "BackupCompleted", format!("{name}: {progress}, as {id} by {}", text(&after.instance)))
+        }
+        BackupPhase::Failed => (true, "BackupFailed", format!("{name}: {}", text(&after.message))),
+    };
+    Some(Told { warning, reason: reason.into(), note, term: None })
 }
 
 /// The start and the end of a hand-over, each once.

@@ -2,11 +2,13 @@
 
 mod agents;
 mod apply;
+mod backups;
 mod client;
 mod crd;
 mod error;
 mod events;
 mod facts;
+mod gauges;
 mod keys;
 mod mirror;
 mod object;
@@ -31,6 +33,7 @@ use crate::telemetry::health::{Health, Server};
 use crate::telemetry::metrics::OperatorMetrics;
 use agents::Agents;
 use apply::Applier;
+use backups::Backups;
 use crd::Degraded;
 use events::Events;
 use mirror::ClusterKey;
@@ -119,6 +122,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         Arc::clone(&metrics),
         telemetry.hand_overs(),
         degraded.clone(),
+        Backups::new(writer.clone(), Arc::clone(&mirrors), Arc::clone(&events)),
     ));
 
     let (leave, left) = tokio::sync::oneshot::channel::<()>();
@@ -220,7 +224,7 @@ async fn lead(gate: Gate, mirrors: Arc<Mirrors>, queue: Arc<Queue>, manage: Opti
 }
 
 fn wake_all(mirrors: &Mirrors, queue: &Queue) {
-    for cluster in mirrors.objects.clusters() {
+    for cluster in mirrors.objects.clusters().into_iter().chain(mirrors.backups.clusters()) {
         queue.add(cluster, Duration::ZERO);
     }
 }

@@ -12,6 +12,7 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 
 use super::agents::{Agents, Target};
+use super::backups;
 use super::error::{Error, call};
 use super::facts;
 use super::mirror::ClusterKey;
@@ -20,8 +21,8 @@ use super::streams::Mirrors;
 use crate::api::agent::{ClusterConfig, Report};
 use crate::api::names::{ANNOTATION_GREETED, CONFIG_KEY, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY, Names};
 use crate::core::world::{
-    ChildId, ChildMeta, Failure, Kind, Known, LeaseFacts, ObjectFacts, PodFacts, SecretKind, Trouble, UserSecret,
-    Volume, VolumeFacts, World,
+    BackupFacts, ChildId, ChildMeta, Failure, Kind, Known, LeaseFacts, ObjectFacts, PodFacts, SecretKind, Trouble,
+    UserSecret, Volume, VolumeFacts, World,
 };
 
 /// Age from which on a certificate of ours towards the agents is made anew, in seconds.
@@ -67,6 +68,8 @@ pub fn blank(object: ObjectFacts, agent_image: &str) -> World {
         pods: Known::Unknown(unknown()),
         volumes: Known::Unknown(unknown()),
         reports: BTreeMap::new(),
+        backups: Known::Unknown(unknown()),
+        restore_from: Known::Absent,
         failures: Vec::new(),
     }
 }
@@ -95,7 +98,7 @@ impl Observer {
         &self,
         cluster: &ClusterKey,
         object: ObjectFacts,
-        crd_degraded: bool,
+        (crd_degraded, backups_degraded): (bool, Option<&str>),
         failures: Vec<Failure>,
     ) -> World {
         let mut world = World { crd_degraded, failures, ..blank(object, &self.agent_image) };
@@ -111,6 +114,7 @@ impl Observer {
         let (config, greeted) = self.config(cluster, &names, children.get(&config_id)).await;
         (world.config, world.greeted) = (config, greeted);
         world.children = Known::Present(children);
+        world.restore_from = self.restore_from(cluster, &world).await;
         let mut pods: BTreeMap<u8, PodFacts> =
             self.mirrors.pods.of(cluster).into_values().map(|pod| (pod.ordinal, pod)).collect();
         let (secrets, user_secrets, volumes_and_lease) = futures::join!(
@@ -124,7 +128,40 @@ impl Observer {
         self.explain_volumes(&mut world.volumes, &mut pods).await;
         world.reports = self.reports(cluster, &world, &pods).await;
         world.pods = Known::Present(pods);
+        world.backups = match backups_degraded {
+            Some(why) => Known::Unknown(why.into()),
+            None => self.backups(cluster, &world).await,
+        };
         world
+    }
+
+    /// The backups of the cluster. Before one is ended because its HelloBackup is missing, the API server is asked.
+    async fn backups(&self, cluster: &ClusterKey, world: &World) -> Known<Vec<BackupFacts>> {
+        if !self.mirrors.backups.synced() {
+            return Known::Unknown("the watch of hellobackups is not complete yet".into());
+        }
+        let known: Vec<BackupFacts> = self.mirrors.backups.of(cluster).into_values().collect();
+        let mut running = world.reports.values().filter_map(Known::present).filter_map(|report| {
+            let backup = report.store.as_ref()?.backup.as_ref()?;
+            backup.end.is_none().then_some(&backup.id)
+        });
+        if running.all(|id| known.iter().any(|facts| facts.uid == *id)) {
+            return Known::Present(known);
+        }
+        match backups::consistent(&self.client, cluster).await {
+            Ok(all) => Known::Present(all),
+            Err(error) => Known::Unknown(error.to_string()),
+        }
+    }
+
+    /// The HelloBackup that a new cluster is restored from.
+    async fn restore_from(&self, cluster: &ClusterKey, world: &World) -> Known<BackupFacts> {
+        let named = world.object.spec.as_ref().and_then(|spec| spec.bootstrap.restore.as_ref()?.backup.as_deref());
+        match named {
+            // An existing cluster has begun already.
+            Some(name) if world.config.is_absent() => backups::named(&self.client, &cluster.namespace, name).await,
+            _ => Known::Absent,
+        }
     }
 
     fn children(&self, cluster: &ClusterKey) -> BTreeMap<ChildId, ChildMeta> {

@@ -9,9 +9,11 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::apply::{Applied, Applier};
+use super::backups::Backups;
 use super::crd::Degraded;
 use super::error::{Error, call};
 use super::events::{self, Events, News, Told};
+use super::gauges;
 use super::mirror::ClusterKey;
 use super::object::Entry;
 use super::observe::{Observer, blank};
@@ -23,11 +25,12 @@ use crate::api::Category;
 use crate::api::agent::HandOverReason;
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
 use crate::api::status::{HelloOperatorStatus, LastFailover};
+use crate::core::plan::backup::orphans;
 use crate::core::plan::{Action, DATA_LOSS_ACCEPTED, Plan, plan};
 use crate::core::status::{completed, status};
-use crate::core::world::{ChildId, Failure, Kind, Known, World};
+use crate::core::world::{ChildId, Failure, Kind, Known, ObjectFacts, World};
 use crate::leader::Gate;
-use crate::telemetry::metrics::{ClusterState, OperatorMetrics, Outcome};
+use crate::telemetry::metrics::{OperatorMetrics, Outcome};
 use crate::telemetry::traces::{HandOver, HandOvers};
 
 /// Pace of looks at a settled cluster: what no watch tells (agents' reports, the user's own Secrets) is seen by then.
@@ -36,12 +39,28 @@ const SETTLED: Duration = Duration::from_secs(30);
 const UNDER_WAY: Duration = Duration::from_secs(1);
 /// Right after something was written.
 const WROTE: Duration = Duration::from_millis(200);
+/// Pace while a backup is taken.
+const PROGRESS: Duration = Duration::from_secs(5);
 /// Longest pause between tries of what fails.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 /// When the looks at a cluster that does not get ready become rarer.
 const PATIENCE: Duration = Duration::from_mins(2);
 /// A reconcile that takes longer is given up.
 const WHOLE: Duration = Duration::from_secs(60);
+
+/// When backups want the next look.
+fn soon(world: &World, plan: &Plan) -> Duration {
+    if plan.backups.begins {
+        return UNDER_WAY;
+    }
+    if plan.backups.runs {
+        return PROGRESS;
+    }
+    let left = plan.backups.next_run.map(|next| next.as_second().saturating_sub(world.now.as_second()));
+    // One that has passed waits for another: the end of that is seen in time.
+    let left = left.and_then(|left| u64::try_from(left).ok()).filter(|left| *left > 0);
+    left.map_or(Duration::MAX, |left| Duration::from_secs(left.saturating_add(1)))
+}
 
 /// What is remembered of a cluster between two looks.
 #[derive(Default)]
@@ -78,6 +97,8 @@ pub struct Reconciler {
     pub hand_overs: HandOvers,
     /// Whether a bare CRD stands over ours.
     pub degraded: Degraded,
+    /// Reports backups.
+    pub backups: Backups,
     memories: Mutex<HashMap<ClusterKey, Memory>>,
 }
 
@@ -95,9 +116,23 @@ impl Reconciler {
         metrics: Arc<OperatorMetrics>,
         hand_overs: HandOvers,
         degraded: Degraded,
+        backups: Backups,
     ) -> Self {
         let memories = Mutex::default();
-        Self { client, gate, mirrors, queue, observer, applier, events, metrics, hand_overs, degraded, memories }
+        Self {
+            client,
+            gate,
+            mirrors,
+            queue,
+            observer,
+            applier,
+            events,
+            metrics,
+            hand_overs,
+            degraded,
+            backups,
+            memories,
+        }
     }
 
     fn memories(&self) -> MutexGuard<'_, HashMap<ClusterKey, Memory>> {
@@ -148,7 +183,7 @@ impl Reconciler {
     async fn look(&self, key: &ClusterKey) -> Result<(Outcome, Option<Duration>), Error> {
         let Some(entry) = self.mirrors.objects.get(key, &key.name) else {
             self.forget(key);
-            return Ok((Outcome::Settled, None));
+            return self.orphans(key).await;
         };
         let degraded = self.degraded.get();
         if entry.paused && !degraded {
@@ -163,7 +198,8 @@ impl Reconciler {
             }
             memory.failures.clone()
         };
-        let world = Box::pin(self.observer.observe(key, entry.facts(key), degraded, failures)).await;
+        let world =
+            Box::pin(self.observer.observe(key, entry.facts(key), (degraded, self.degraded.backups()), failures)).await;
         if world.greeted.as_deref() != Some(&*entry.uid) {
             self.greet(key, &entry);
         }
@@ -189,9 +225,24 @@ impl Reconciler {
         }
         self.tell_restarts(key, &entry, &world, &applied).await;
         let status = status(&world, &plan, &failures);
-        self.gauges(key, &world, &plan, &status);
+        self.metrics.set_cluster(&key.namespace, &key.name, gauges::cluster(&world, &plan, &status));
+        let told = self.backups.report(key, Some(&entry.uid), &world.backups, &plan.backups.statuses).await;
         let wrote = self.report(key, &entry, &world, &status).await?;
-        Ok(self.verdict(key, &plan, &applied, !failures.is_empty(), wrote))
+        let wrote = told? || wrote;
+        let (outcome, again) = self.verdict(key, &plan, &applied, !failures.is_empty(), wrote);
+        Ok((outcome, again.map(|again| again.min(soon(&world, &plan)))))
+    }
+
+    /// Backups of a cluster that does not exist.
+    async fn orphans(&self, key: &ClusterKey) -> Result<(Outcome, Option<Duration>), Error> {
+        let known: Vec<_> = self.mirrors.backups.of(key).into_values().collect();
+        if known.is_empty() || !self.mirrors.objects.synced() || self.degraded.backups().is_some() {
+            return Ok((Outcome::Settled, None));
+        }
+        let mut world = blank(ObjectFacts::missing(&key.namespace, &key.name), &self.observer.agent_image);
+        world.backups = Known::Present(known);
+        let wrote = self.backups.report(key, None, &world.backups, &orphans(&world)).await?;
+        Ok((if wrote { Outcome::Changed } else { Outcome::Settled }, None))
     }
 
     /// Tells of each restart once, when its command was taken: the command is repeated until it is carried out.
@@ -365,26 +416,5 @@ impl Reconciler {
             taken: lease.and_then(|lease| lease.since).map(SystemTime::from),
             completed: started + took,
         });
-    }
-
-    fn gauges(&self, key: &ClusterKey, world: &World, plan: &Plan, status: &HelloOperatorStatus) {
-        let condition = |kind: &str| {
-            let found = status.conditions.iter().find(|condition| condition.type_ == kind)?;
-            match found.status.as_str() {
-                "True" => Some(true),
-                "False" => Some(false),
-                _ => None,
-            }
-        };
-        let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
-        let state = ClusterState {
-            instances: plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)),
-            lease_age: primary.and_then(|report| report.lease_age_seconds),
-            sync_confirmed: primary.map(|report| report.rules_confirmed),
-            ready_instances: status.ready_instances,
-            write_available: condition("WriteAvailable"),
-            conditions: ["Ready", "Progressing", "Degraded"].into_iter().map(|kind| (kind, condition(kind))).collect(),
-        };
-        self.metrics.set_cluster(&key.namespace, &key.name, state);
     }
 }

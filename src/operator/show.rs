@@ -15,6 +15,7 @@ use super::observe::Observer;
 use super::queue::Queue;
 use super::secrets::Secrets;
 use super::streams::{self, Mirrors, Watching, hello_operators};
+use crate::api::status::HelloOperatorStatus;
 use crate::config::PlanArgs;
 use crate::core::accept::Refused;
 use crate::core::plan::{Plan, plan};
@@ -40,7 +41,7 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
         Watching { client: reader.clone(), mirrors: Arc::clone(&mirrors), queue: Arc::new(Queue::default()), metrics };
     streams::start(&watching, |_, _| {});
     let synced = async {
-        while mirrors.unsynced().is_some() {
+        while mirrors.unsynced().is_some() || !mirrors.backups.synced() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
@@ -50,10 +51,10 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
     let secrets = Arc::new(Secrets::new(reader.clone()));
     let agents = Arc::new(Agents::new((!inside).then(|| reader.clone())));
     let observer = Observer::new(reader, mirrors, secrets, agents, "the operator's own".into());
-    let world = Box::pin(observer.observe(&key, entry.facts(&key), degraded, Vec::new())).await;
+    let world = Box::pin(observer.observe(&key, entry.facts(&key), (degraded, None), Vec::new())).await;
     let plan = plan(&world);
     let status = status(&world, &plan, &[]);
-    Ok(describe(&key, &plan, &status.conditions))
+    Ok(describe(&key, &plan, &status))
 }
 
 async fn bare(client: &kube::Client) -> Result<bool, Error> {
@@ -62,14 +63,18 @@ async fn bare(client: &kube::Client) -> Result<bool, Error> {
     Ok(super::crd::is_bare(super::crd::Definition::Operators, &crd))
 }
 
-fn describe(
-    key: &ClusterKey,
-    plan: &Plan,
-    conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition],
-) -> String {
+fn describe(key: &ClusterKey, plan: &Plan, status: &HelloOperatorStatus) -> String {
     let mut out = format!("HelloOperator {key}\n");
-    for condition in conditions {
+    for condition in &status.conditions {
         let _ = writeln!(out, "  {}={}: {}", condition.type_, condition.status, condition.message);
+    }
+    if let Some(backup) = &status.backup {
+        if let Some(next) = &backup.next_run {
+            let _ = writeln!(out, "  the next scheduled backup is due at {next}");
+        }
+        for expiring in &backup.expiring {
+            let _ = writeln!(out, "  the retention will remove backup {}: {}", expiring.backup_id, expiring.reason);
+        }
     }
     match &plan.refused {
         Some(Refused::Invalid(why)) => {
@@ -96,8 +101,11 @@ fn verb(action: &crate::core::plan::Action) -> &'static str {
         Action::MakeSecret { .. } => "make",
         Action::SetOwner { .. } => "set",
         Action::Grow { .. } | Action::MarkPod { .. } => "change",
-        Action::Delete { .. } | Action::Restart { .. } | Action::Switchover { .. } | Action::Leave { .. } => {
-            "carry out"
-        }
+        Action::Delete { .. }
+        | Action::Restart { .. }
+        | Action::Switchover { .. }
+        | Action::Leave { .. }
+        | Action::Backup { .. }
+        | Action::CancelBackup { .. } => "carry out",
     }
 }

@@ -16,6 +16,7 @@ use kube::{Api, Client, Resource};
 use kube_runtime::watcher;
 use serde::de::DeserializeOwned;
 
+use super::backups::{self, hello_backups};
 use super::facts::{self, Plain};
 use super::mirror::{ClusterKey, Facts, Mirror};
 use super::object::Entry;
@@ -23,7 +24,7 @@ use super::queue::Queue;
 use super::random::jitter;
 use crate::api::Category;
 use crate::api::names::{GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY, VERSION};
-use crate::core::world::{Kind, LeaseFacts, PodFacts, VolumeFacts};
+use crate::core::world::{BackupFacts, Kind, LeaseFacts, PodFacts, VolumeFacts};
 use crate::telemetry::metrics::OperatorMetrics;
 
 /// Some load balancers cut idle connections at 240 s.
@@ -34,6 +35,9 @@ const PAGE: u32 = 200;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Longest pause after errors of a watch.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Plural of HelloBackup.
+const BACKUPS: &str = "hellobackups";
 
 /// Everything that is watched.
 #[derive(Default)]
@@ -46,6 +50,8 @@ pub struct Mirrors {
     pub volumes: Mirror<VolumeFacts>,
     /// Leases of primaries.
     pub leases: Mirror<LeaseFacts>,
+    /// Backups, by the cluster that they name.
+    pub backups: Mirror<BackupFacts>,
     /// Children of which only the metadata is watched, by kind (in the order of [`Kind::PLAIN`]).
     pub plain: [Mirror<Plain>; Kind::PLAIN.len()],
 }
@@ -56,7 +62,8 @@ impl Mirrors {
         Kind::PLAIN.iter().position(|plain| *plain == kind).and_then(|at| self.plain.get(at))
     }
 
-    /// The first watch whose listing is not complete.
+    /// The first watch whose listing is not complete. Backups are none of them: without their definition, which an older chart does
+    /// not bring, clusters run all the same.
     pub fn unsynced(&self) -> Option<&'static str> {
         let own = [
             ("helloopperators", self.objects.synced()),
@@ -129,6 +136,10 @@ pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + 
     let leases = Api::<Lease>::all(client.clone());
     follow(watching, leases, ours(), "leases", |m| Some(&m.leases), |lease| facts::lease(&lease), quiet);
 
+    let quiet = |_: &ClusterKey, _: News<'_, _>| {};
+    let backups = Api::<DynamicObject>::all_with(client.clone(), &hello_backups());
+    follow(watching, backups, config(), BACKUPS, |m| Some(&m.backups), backups::read, quiet);
+
     metadata::<ConfigMap>(watching, Kind::ConfigMap);
     metadata::<ServiceAccount>(watching, Kind::ServiceAccount);
     metadata::<Role>(watching, Kind::Role);
@@ -148,6 +159,14 @@ where
         Some((cluster, name, Plain { meta: facts::child(&object.metadata) }))
     };
     follow(watching, api, ours(), kind.resource().3, move |m| m.plain(kind), read, |_, _| {});
+}
+
+fn not_found(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
+        _ => false,
+    }
 }
 
 /// Runs one watch for as long as the process lives.
@@ -207,6 +226,12 @@ fn follow<K, T>(
                 // The history that the watch would go on from is compacted away: it lists anew, at once.
                 Err(watcher::Error::WatchError(status)) if status.code == 410 => {
                     tracing::debug!(resource = name, "listed anew");
+                }
+                // The definition is not there (yet): an answer, which the process does not have to end for.
+                Err(error) if name == BACKUPS && not_found(&error) => {
+                    metrics.watch_progressed(name);
+                    tracing::debug!(resource = name, "there is no such kind");
+                    tokio::time::sleep(jitter(LONGEST_PAUSE)).await;
                 }
                 Err(error) => {
                     metrics.failed(Category::Api);

@@ -11,6 +11,7 @@ use prometheus::{
 };
 
 use super::Error;
+use super::backups::{self, BackupState};
 use crate::api::Category;
 use crate::api::agent::HandOverReason;
 
@@ -52,6 +53,8 @@ pub struct ClusterState {
     pub sync_confirmed: Option<bool>,
     /// The other conditions by type; None is Unknown.
     pub conditions: BTreeMap<&'static str, Option<bool>>,
+    /// Backups, where they go somewhere.
+    pub backup: Option<BackupState>,
 }
 
 /// Every metric of the operator. Cheap to share behind an `Arc`.
@@ -207,7 +210,11 @@ impl OperatorMetrics {
         // Written here and not by the library, which keeps about a kilobyte for each gauge: with thousands of clusters
         // that would be most of the operator's memory. Names are DNS labels, so nothing needs an escape.
         let (clusters, failovers) = (lock(&self.clusters), lock(&self.failovers));
+        let backed_up = clusters
+            .iter()
+            .filter_map(|((namespace, cluster), state)| Some(((namespace.as_str(), cluster.as_str()), state.backup?)));
         encode_clusters(&clusters, &mut text)
+            .and_then(|()| backups::encode(&backed_up.collect(), &mut text))
             .and_then(|()| encode_failovers(&clusters, &failovers, &mut text))
             .map_err(|error| prometheus::Error::Msg(error.to_string()))?;
         Ok(text)
@@ -357,6 +364,7 @@ mod tests {
             lease_age: Some(1.5),
             sync_confirmed: Some(true),
             conditions: BTreeMap::from([("Ready", Some(false)), ("Degraded", None)]),
+            backup: Some(BackupState { last_success: Some(1_800_000_000), ..BackupState::default() }),
         };
         metrics.set_cluster("shop", "orders", state.clone());
         metrics.set_cluster("shop", "users", state);
@@ -373,18 +381,34 @@ mod tests {
             "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"users\",reason=\"shutdown\"} 0",
             "hello_cluster_failover_duration_seconds_bucket{reason=\"shutdown\",le=\"1.5\"} 1",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Ready\"} 0",
+            "hello_cluster_backup_last_success_timestamp_seconds{namespace=\"shop\",cluster=\"orders\"} 1800000000",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Degraded\"} -1",
         ] {
             assert!(has(&text, line), "{line} is not in\n{text}");
         }
         metrics.forget_cluster("shop", "orders");
         let text = metrics.encode().unwrap();
+        assert!(!text.contains("hello_cluster_backup_entries"), "what is unknown is absent");
         assert!(!text.contains("orders") && text.contains("users"));
     }
     #[test]
     fn every_metric_stands_in_the_documentation() {
         let metrics = OperatorMetrics::new().unwrap();
-        metrics.set_cluster("shop", "orders", ClusterState { lease_age: Some(1.0), ..ClusterState::default() });
+        let backup = BackupState {
+            last_success: Some(1),
+            first_recoverable: Some(1),
+            last_archived: Some(1),
+            last_verified: Some(1),
+            verification_failed: false,
+            archive_failing: Some(false),
+            waiting: Some(0),
+            duration: Some(1),
+            bytes: Some(1),
+            stored_bytes: Some(1),
+            entries: Some(1),
+        };
+        let state = ClusterState { lease_age: Some(1.0), backup: Some(backup), ..ClusterState::default() };
+        metrics.set_cluster("shop", "orders", state);
         metrics.watch_progressed("pods");
         let documented = include_str!("../../docs/observability.md");
         for family in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {

@@ -4,6 +4,7 @@
 //! logs with `tracing`; spans of this crate at level `INFO` become traces when the environment asks for them. A
 //! [`health::Server`] serves `/metrics`, `/livez` and `/readyz`.
 
+pub mod backups;
 pub mod health;
 pub mod logs;
 pub mod metrics;

@@ -2,6 +2,7 @@
 //! of an archive comes in as plain values, so that no store is needed to decide or to test.
 
 mod choose;
+pub mod follow;
 mod retention;
 pub mod schedule;
 
@@ -166,6 +167,14 @@ impl Wal {
         }
         Some((self.leg_of(&way, first)?, first)).filter(|_| first <= end)
     }
+}
+
+/// The first moment that can be restored along the latest timeline, and from which on every one that was archived can be.
+pub fn recoverable_from(entries: &[Entry], wal: &Wal) -> Option<Timestamp> {
+    let way = wal.way(wal.latest()?);
+    let (_, end) = wal.end(&way)?;
+    let reads_on = |entry: &&Entry| entry.on(&way) && wal.missing(&way, wal.number(entry.start_lsn), end).is_none();
+    entries.iter().filter(reads_on).map(|entry| entry.stopped_at).min()
 }
 
 impl Entry {

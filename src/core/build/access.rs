@@ -1,5 +1,7 @@
 //! What the agents may do: no wider than their own cluster's objects.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{Child, Scope, child};
@@ -23,7 +25,7 @@ pub fn role(scope: Scope<'_>) -> Child {
     let names = &scope.cluster.names;
     let instances: Vec<String> = (1..=MAX_INSTANCES).map(|ordinal| names.instance(ordinal)).collect();
     let rule = |group: &str, resource: &str, objects: Value, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "resourceNames": objects, "verbs": verbs});
-    let rules = vec![
+    let mut rules = vec![
         // The register: agents take, renew and release it; only the operator creates it.
         rule("coordination.k8s.io", "leases", json!([names.lease()]), &["get", "list", "watch", "update"]),
         // The accepted spec.
@@ -39,8 +41,20 @@ pub fn role(scope: Scope<'_>) -> Child {
         // that the holder's container ended: that proves it dead without waiting for its Lease to run out.
         rule("", "pods", json!(instances), &["get"]),
     ];
+    // The credentials of the destination, and of the archive that it is restored from; read again and again, so that a rotation
+    // needs no new Pod.
+    let secrets = secrets(scope);
+    if !secrets.is_empty() {
+        rules.push(rule("", "secrets", json!(secrets), &["get"]));
+    }
     let name = names.agent_account();
     child(Kind::Role, &name, json!({"metadata": scope.lasting(&name), "rules": rules}))
+}
+
+/// Secrets of stores, by name.
+fn secrets(scope: Scope<'_>) -> BTreeSet<&str> {
+    let stores = scope.cluster.backup.destination.iter().chain(&scope.cluster.source);
+    stores.flat_map(crate::api::spec::Destination::secrets).collect()
 }
 
 /// That the agents' account has the agents' Role.
@@ -83,6 +97,21 @@ mod tests {
             "whoever may be holder"
         );
         let _: RoleBinding = exact(&role_binding(scope(&cluster)));
+    }
+
+    #[test]
+    fn credentials_of_the_stores_are_read_by_name_and_no_others() {
+        let key = |name: &str| json!({"name": name, "key": "k"});
+        let mut cluster = cluster(json!({
+            "backup": {"destination": {"s3": {"bucket": "b", "credentials": {"secret": "keys"}, "ca": key("ca")}}},
+        }));
+        cluster.source =
+            Some(serde_json::from_value(json!({"gcs": {"bucket": "b", "credentials": key("old")}})).unwrap());
+        let role = role_of(&cluster);
+        let rules = role.rules.unwrap();
+        let rule = rules.iter().find(|rule| rule.resources == Some(vec!["secrets".into()])).unwrap();
+        assert_eq!(rule.resource_names.as_ref().unwrap(), &["ca", "keys", "old"]);
+        assert_eq!(rule.verbs, ["get"]);
     }
 
     #[test]

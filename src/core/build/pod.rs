@@ -4,10 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::{Child, Scope, annotate, child};
 use crate::api::names::{
-    AGENT_BINARY, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER, CONTAINER_INJECT, DATA_MOUNT,
-    LABEL_CLUSTER, LABEL_INSTANCE, PASSWD_KEY, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR,
-    WAL_MOUNT,
+    AGENT_BINARY, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, BACKUP_MOUNT, CONTAINER,
+    CONTAINER_INJECT, DATA_MOUNT, LABEL_CLUSTER, LABEL_INSTANCE, PASSWD_KEY, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES,
+    RESTORE_MOUNT, SECRETS_MOUNT, SOCKET_DIR, WAL_MOUNT,
 };
+use crate::api::spec::Destination;
+use crate::core::cluster::Cluster;
 use crate::core::world::{Kind, SecretKind};
 
 /// Seconds that the agent has to demote and release.
@@ -35,6 +37,8 @@ pub fn template(scope: Scope<'_>) -> Value {
     optional("imagePullPolicy", json!(cluster.image_pull_policy.map(crate::api::spec::ImagePullPolicy::as_str)));
     optional("imagePullSecrets", json!(cluster.image_pull_secrets));
     optional("resources", json!(cluster.resources));
+    optional("backupVolume", json!(claim(cluster.backup.destination.as_ref())));
+    optional("restoreVolume", json!(claim(cluster.source.as_ref())));
     optional("walVolume", if cluster.storage.wal_size.is_some() { json!(true) } else { Value::Null });
     let pod = &cluster.pod;
     optional("pod.labels", json!(pod.labels));
@@ -45,6 +49,18 @@ pub fn template(scope: Scope<'_>) -> Value {
     optional("pod.topologySpreadConstraints", json!(pod.topology_spread_constraints));
     optional("pod.priorityClassName", json!(pod.priority_class_name));
     Value::Object(out)
+}
+
+/// The volume that a store is on, when it is on one.
+fn claim(store: Option<&Destination>) -> Option<&str> {
+    store?.volume.as_ref().map(|volume| volume.claim.as_str())
+}
+
+/// Volumes of stores: name, claim, mount, and whether they are only read.
+fn stores(cluster: &Cluster) -> Vec<(&'static str, &str, &'static str, bool)> {
+    let backup = claim(cluster.backup.destination.as_ref()).map(|claim| ("backup", claim, BACKUP_MOUNT, false));
+    let restore = claim(cluster.source.as_ref()).map(|claim| ("restore", claim, RESTORE_MOUNT, true));
+    backup.into_iter().chain(restore).collect()
 }
 
 /// How two templates differ, in words; None when they do not.
@@ -227,6 +243,13 @@ fn mounts(scope: Scope<'_>) -> Value {
     if scope.cluster.storage.wal_size.is_some() {
         mounts.push(json!({"name": "wal", "mountPath": WAL_MOUNT}));
     }
+    for (name, _, path, read_only) in stores(scope.cluster) {
+        let mut mount = json!({"name": name, "mountPath": path});
+        if let Some(fields) = mount.as_object_mut().filter(|_| read_only) {
+            fields.insert("readOnly".into(), json!(true));
+        }
+        mounts.push(mount);
+    }
     for secret in SecretKind::ALL.into_iter().filter(|secret| secret.mounted()) {
         let folder = mount_name(secret);
         mounts.push(json!({"name": folder, "mountPath": format!("{SECRETS_MOUNT}/{folder}"), "readOnly": true}));
@@ -249,6 +272,9 @@ fn volumes(scope: Scope<'_>, ordinal: u8) -> Value {
     ];
     if scope.cluster.storage.wal_size.is_some() {
         volumes.push(json!({"name": "wal", "persistentVolumeClaim": {"claimName": names.wal_volume(ordinal)}}));
+    }
+    for (name, claim, ..) in stores(scope.cluster) {
+        volumes.push(json!({"name": name, "persistentVolumeClaim": {"claimName": claim}}));
     }
     for secret in SecretKind::ALL.into_iter().filter(|secret| secret.mounted()) {
         volumes.push(json!({
@@ -301,12 +327,14 @@ mod tests {
         let full = json!({
             "image": "x:1", "imagePullPolicy": "Always", "imagePullSecrets": [{"name": "pull"}],
             "resources": {"limits": {"memory": "1Gi"}}, "storage": {"walSize": "1Gi"},
+            "backup": {"destination": {"volume": {"claim": "backups"}}},
             "pod": {"labels": {"a": "b", "terry.com/cluster": "not me"}, "annotations": {"c": "d"}, "nodeSelector": {"e": "f"},
                 "tolerations": [{"key": "k", "operator": "Exists"}], "priorityClassName": "high",
                 "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
         });
         for spec in [json!({}), full] {
-            let cluster = cluster(spec);
+            let mut cluster = cluster(spec);
+            cluster.source = cluster.backup.destination.clone();
             let pod: Pod = exact(&pod(scope(&cluster), 2, MOMENT));
             assert_eq!(pod.metadata.labels.unwrap()["terry.com/cluster"], "db");
             let spec = pod.spec.unwrap();
@@ -325,5 +353,7 @@ mod tests {
         let (before, after) = (template(scope(&a)), template(scope(&b)));
         assert_eq!(difference(&before, &after).as_deref(), Some("image from postgres:17 to postgres:17.1"));
         assert_eq!(difference(&before, &before.clone()), None);
+        let bucket = cluster(json!({"backup": {"destination": {"s3": {"bucket": "b"}}, "schedule": "0 3 * * *"}}));
+        assert_eq!(template(scope(&bucket)), before, "only a volume is mounted");
     }
 }

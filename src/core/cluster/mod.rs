@@ -23,8 +23,8 @@ use crate::api::agent::LeaseBounds;
 use crate::api::crd::RESTORE_STAYS;
 use crate::api::names::Names;
 use crate::api::spec::{
-    CertificatesSpec, Durability, Engine, HelloOperatorSpec, ImagePullPolicy, OnDelete, PodSpec, SecretsSpec,
-    ServicesSpec, State,
+    CertificatesSpec, Destination, Durability, Engine, HelloOperatorSpec, ImagePullPolicy, OnDelete, PodSpec,
+    SecretsSpec, ServicesSpec, State,
 };
 
 /// Smallest volume in which PostgreSQL can start.
@@ -87,6 +87,8 @@ pub struct Cluster {
     pub backup: Backup,
     /// What it begins with; None: an empty database.
     pub restore: Option<Restore>,
+    /// The archive that it begins with, once names are resolved.
+    pub source: Option<Destination>,
     /// Whether it runs.
     pub state: State,
 }
@@ -215,6 +217,7 @@ impl Cluster {
             certificates: spec.certificates.clone(),
             backup,
             restore,
+            source: None,
             state: spec.state,
         })
     }

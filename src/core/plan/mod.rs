@@ -1,5 +1,6 @@
 //! The plan of one reconcile: a pure and total function of the [`World`]. A settled world gives an empty plan.
 
+pub mod backup;
 mod children;
 mod lease;
 mod members;
@@ -12,6 +13,8 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_backup;
+#[cfg(test)]
 mod tests_rolls;
 mod volumes;
 
@@ -22,6 +25,7 @@ use super::accept::{Accepted, Refused, accept};
 use super::build::{Child, Scope};
 use super::world::{ChildId, Failure, SecretKind, Trouble, World};
 use crate::api::agent::{LeaveCommand, RestartCommand, SwitchoverCommand};
+use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::api::spec::State;
 
 /// Reason of the event that tells of a loss that a human accepts: a warning, unlike the events of other steps.
@@ -100,6 +104,22 @@ pub enum Action {
         /// The command.
         command: LeaveCommand,
     },
+    /// Tell an instance to take a backup. Done when it is complete.
+    Backup {
+        /// Its ordinal.
+        ordinal: u8,
+        /// Name of the HelloBackup.
+        name: String,
+        /// The command.
+        command: BackupCommand,
+    },
+    /// Tell an instance to end a backup, and to remove what it wrote.
+    CancelBackup {
+        /// Its ordinal.
+        ordinal: u8,
+        /// The command.
+        command: CancelBackupCommand,
+    },
 }
 
 /// One action and its reason.
@@ -132,6 +152,8 @@ impl Step {
                 Some(ChildId::new(Kind::Pod, names.instance(*ordinal)))
             }
             Action::Leave { command, .. } => Some(ChildId::new(Kind::Pod, command.instance.clone())),
+            Action::Backup { name, .. } => Some(ChildId::new(Kind::HelloBackup, name.clone())),
+            Action::CancelBackup { ordinal, .. } => Some(ChildId::new(Kind::Pod, names.instance(*ordinal))),
         }
     }
 }
@@ -172,6 +194,8 @@ pub struct Plan {
     pub refused: Option<Refused>,
     /// Who is to run.
     pub members: Members,
+    /// Backups.
+    pub backups: backup::Backups,
 }
 
 impl Plan {
@@ -184,6 +208,7 @@ impl Plan {
             accepted: None,
             refused: None,
             members: Members::default(),
+            backups: backup::Backups::default(),
         }
     }
 
@@ -226,6 +251,7 @@ pub fn plan(world: &World) -> Plan {
             if let Refused::Unknown(why) = &refused {
                 plan.does(Doing::Starting, format!("waits until it is known what is there: {why}"));
             }
+            backup::idle(world, "nothing can be done for its HelloOperator: see its conditions", &mut plan);
             plan.refused = Some(refused);
             return plan;
         }
@@ -234,6 +260,7 @@ pub fn plan(world: &World) -> Plan {
     let scope = Scope { cluster: &accepted.cluster, namespace: &world.object.namespace, uid: &world.object.uid };
     plan.members = Members::of(world, &accepted.cluster);
     if accepted.cluster.state == State::Paused {
+        backup::idle(world, "state is Paused: it is taken once the cluster runs again", &mut plan);
         plan.accepted = Some(accepted);
         return plan;
     }
@@ -245,6 +272,9 @@ pub fn plan(world: &World) -> Plan {
         pods::plan(world, scope, &mut plan);
         restart::plan(world, scope, &config, &mut plan);
         primary::plan(world, scope, &mut plan);
+        backup::plan(world, scope, &mut plan);
+    } else {
+        backup::idle(world, "too little is known of its cluster now", &mut plan);
     }
     plan.accepted = Some(accepted);
     plan

@@ -51,6 +51,8 @@ pub fn empty(wanted: Value) -> World {
         pods: Known::Present(BTreeMap::new()),
         volumes: Known::Present(BTreeMap::new()),
         reports: BTreeMap::new(),
+        backups: Known::Present(Vec::new()),
+        restore_from: Known::Absent,
         failures: Vec::new(),
     }
 }
@@ -232,7 +234,7 @@ pub fn apply_to(world: &mut World, plan: &Plan) {
                 let to = *present(&mut world.pods).keys().find(|ordinal| *ordinal != primary).unwrap();
                 hand_over(world, to);
             }
-            Action::Leave { .. } => {}
+            Action::Leave { .. } | Action::Backup { .. } | Action::CancelBackup { .. } => {}
         }
     }
 }

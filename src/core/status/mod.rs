@@ -1,5 +1,6 @@
 //! What is reported: the status of the object, from what was seen and what was done.
 
+mod backup;
 mod election;
 mod instances;
 mod primary;
@@ -8,6 +9,7 @@ mod tests;
 mod trouble;
 mod writes;
 
+pub use backup::{ARCHIVE_FAILING, BACKUP_HEALTHY};
 pub use election::{completed, started};
 
 use std::collections::BTreeMap;
@@ -55,6 +57,7 @@ pub fn status(world: &World, plan: &Plan, failures: &[Failure]) -> HelloOperator
         status.replication = primary::replication(world, plan);
         status.election = election::election(world, plan);
         status.last_failover = election::last_failover(world, status.election.as_ref());
+        status.backup = backup::backup(world, plan);
     }
     status.ready =
         plan.accepted.as_ref().map(|accepted| format!("{}/{}", status.ready_instances, accepted.cluster.instances));
@@ -74,6 +77,10 @@ fn same(a: &HelloOperatorStatus, b: &HelloOperatorStatus) -> bool {
         for instance in &mut status.instances {
             instance.lsn = None;
             instance.lag_bytes = None;
+        }
+        if let Some(backup) = &mut status.backup {
+            backup.last_archived_wal = None;
+            backup.last_archived_at = None;
         }
         status
     };
@@ -100,7 +107,9 @@ fn verdicts(
     }
     let trouble = worst(world, plan, failures, &status.instances);
     let writes = write_available(world, plan, status.election.as_ref());
-    vec![ready(plan, status, trouble.as_ref(), writes.holds), progressing(plan), degraded(trouble), writes]
+    let backup = backup::healthy(world, plan, status.backup.as_ref());
+    let all = [ready(plan, status, trouble.as_ref(), writes.holds), progressing(plan), degraded(trouble), writes];
+    all.into_iter().chain(backup).collect()
 }
 
 fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, writes: bool) -> Verdict {

@@ -5,7 +5,7 @@ use crate::api::spec::State;
 use crate::api::status::InstanceStatus;
 use crate::core::accept::Refused;
 use crate::core::plan::{Doing, Plan};
-use crate::core::world::{Failure, Known, Trouble, World};
+use crate::core::world::{Failure, Kind, Known, Trouble, World};
 
 /// The trouble that people should hear of first.
 pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure], instances: &[InstanceStatus]) -> Option<Trouble> {
@@ -27,7 +27,9 @@ pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure], instances:
         reason: "CrdReplaced".into(),
         sentence: "another CRD of the same name stands over ours, without schema and status: existing clusters stay on their last accepted spec; apply our CRD again, or run the operator with --manage-crds".into(),
     });
-    let mut all: Vec<Trouble> = plan.troubles(failures).chain(pods).cloned().collect();
+    // What goes wrong with a backup stands in its HelloBackup and in BackupHealthy: the database is not worse for it.
+    let failures: Vec<Failure> = failures.iter().filter(|failure| !of_backup(failure)).cloned().collect();
+    let mut all: Vec<Trouble> = plan.troubles(&failures).chain(pods).cloned().collect();
     all.extend(failed);
     all.extend(missing(world, plan, instances));
     all.extend(crd);
@@ -40,6 +42,10 @@ pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure], instances:
     }
     sentences.truncate(5);
     Some(Trouble { reason: first.reason, sentence: sentences.join("; ") })
+}
+
+fn of_backup(failure: &Failure) -> bool {
+    failure.child.as_ref().is_some_and(|child| child.kind == Kind::HelloBackup)
 }
 
 /// Seconds for which an instance may be away before that is a trouble: restarts and rolls take less.

@@ -1,15 +1,17 @@
 //! From the spec as it is written to the spec that is acted upon: what a cluster cannot follow is held back, with a
 //! sentence that says why and what to write.
 
+mod restore;
+
 use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::cluster::{Cluster, Invalid, transition};
-use super::election::Register;
-use super::world::{Known, Trouble, Volume, World};
 use crate::api::agent::ClusterConfig;
 use crate::api::spec::{Durability, HelloOperatorSpec};
+use crate::core::cluster::{Cluster, Invalid, transition};
+use crate::core::election::Register;
+use crate::core::world::{Known, Trouble, Volume, World};
 
 /// What is acted upon.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,6 +88,11 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         spec.instances = before.spec.instances;
         cluster = Cluster::parse(name, &spec).map_err(|_| Refused::Invalid(sentence))?;
     }
+    let restore = match before {
+        Some(before) => before.restore.clone(),
+        None => restore::order(world, &cluster, register)?,
+    };
+    cluster.source = restore.as_ref().map(|order| order.source.clone());
     let config = ClusterConfig {
         generation,
         uid: object.uid.clone(),
@@ -95,7 +102,7 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         parameters: cluster.parameters.clone(),
         hba: cluster.hba.clone(),
         lease: cluster.failover.bounds,
-        restore: None,
+        restore,
         accept_loss: accept_loss(world, before),
         spec,
     };

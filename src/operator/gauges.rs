@@ -1,0 +1,63 @@
+//! What the gauges of one cluster show.
+
+use jiff::Timestamp;
+
+use crate::api::status::HelloOperatorStatus;
+use crate::core::backup::follow::catalog;
+use crate::core::plan::Plan;
+use crate::core::status::BACKUP_HEALTHY;
+use crate::core::world::{Known, World};
+use crate::telemetry::backups::BackupState;
+use crate::telemetry::metrics::ClusterState;
+
+/// From what was seen and reported.
+pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> ClusterState {
+    let find = |kind: &str| status.conditions.iter().find(|condition| condition.type_ == kind);
+    let condition = |kind: &str| match find(kind)?.status.as_str() {
+        "True" => Some(true),
+        "False" => Some(false),
+        _ => None,
+    };
+    let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
+    // The one about backups is there only where backups go somewhere.
+    let optional = find(BACKUP_HEALTHY).map(|_| BACKUP_HEALTHY);
+    ClusterState {
+        instances: plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)),
+        lease_age: primary.and_then(|report| report.lease_age_seconds),
+        sync_confirmed: primary.map(|report| report.rules_confirmed),
+        ready_instances: status.ready_instances,
+        write_available: condition("WriteAvailable"),
+        conditions: ["Ready", "Progressing", "Degraded"]
+            .into_iter()
+            .chain(optional)
+            .map(|kind| (kind, condition(kind)))
+            .collect(),
+        backup: backup(world, plan, status),
+    }
+}
+
+fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<BackupState> {
+    let told = status.backup.as_ref()?;
+    let second = |text: Option<&String>| text?.parse::<Timestamp>().ok().map(Timestamp::as_second);
+    let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
+    let archive = primary.and_then(|report| report.store.as_ref()).map(|store| &store.archive);
+    let catalog = catalog(world, plan.members.primary);
+    let last = told.last_successful.as_ref();
+    let entry = catalog
+        .and_then(|catalog| catalog.backups.iter().find(|entry| last.is_some_and(|l| l.backup_id == entry.backup_id)));
+    let duration = entry.and_then(|e| Some(second(Some(&e.stopped_at))?.saturating_sub(second(Some(&e.started_at))?)));
+    Some(BackupState {
+        last_success: second(last.map(|last| &last.completed_at)),
+        first_recoverable: second(told.first_recoverable.as_ref()),
+        // The status has it of when it was written last.
+        last_archived: second(archive.and_then(|archive| archive.last_at.as_ref()).or(told.last_archived_at.as_ref())),
+        last_verified: second(told.last_verified.as_ref().map(|verified| &verified.at)),
+        verification_failed: told.verification_error.is_some(),
+        archive_failing: archive.map(|archive| archive.failing_since.is_some()),
+        waiting: archive.map(|archive| archive.waiting),
+        duration,
+        bytes: entry.map(|entry| entry.bytes),
+        stored_bytes: entry.map(|entry| entry.stored_bytes),
+        entries: catalog.and_then(|catalog| u64::try_from(catalog.backups.len()).ok()),
+    })
+}
