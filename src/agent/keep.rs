@@ -14,7 +14,7 @@ use crate::backup::catalog::{self, State};
 use crate::backup::layout::{SegmentSize, WalFile};
 use crate::backup::store::Store;
 use crate::backup::wal;
-use crate::core::backup::{Entry, Policy, Retention, Wal, WalRange, retention};
+use crate::core::backup::{Entry, Policy, Retention, Wal, WalRange, recoverable_from, retention};
 use crate::engine::postgres::history;
 
 /// Between two looks.
@@ -64,6 +64,7 @@ async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogR
         .into_iter()
         .map(|gone| Expiring { backup_id: gone.id, reason: gone.reason })
         .collect();
+    report.recoverable_from = recoverable_from(&left, &wal).map(|from| from.to_string());
     report.oldest_wal = wal.unbroken_from().map(|(timeline, number)| wal.name(timeline, number));
     report.read_at = Some(now.to_string());
     if let Some(broken) = kept.iter().find_map(|found| match &found.state {

@@ -249,6 +249,11 @@ impl Destination {
         }
     }
 
+    /// The place of a cluster's own folder, for people.
+    pub fn url(&self, namespace: &str, name: &str) -> String {
+        self.place(&self.root(namespace, name))
+    }
+
     /// Names of the Secrets that hold its credentials and authority.
     pub fn secrets(&self) -> Vec<&str> {
         let s3 = self.s3.iter().flat_map(|s3| {
