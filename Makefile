@@ -64,6 +64,7 @@ engine: ## Test the agent's parts against a real PostgreSQL, without Kubernetes
 .PHONY: store
 store: ## Test destinations of backups against an S3 server and a volume, with faults between (FILTER=part of a test's name)
 	@tests/store/install >/dev/null
+	@tests/engine/install
 	@cargo test --locked --test store -- $(FILTER)
 
 # In a cluster of its own, which ends with the run, however that ends: the tests are a process group (set -m), so that an

@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use bytes::Bytes;
 use futures::StreamExt;
+use hyper::body::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 

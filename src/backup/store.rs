@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use hyper::body::Bytes;
 use jiff::Timestamp;
 use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path;

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use hyper::body::Bytes;
 use object_store::{MultipartUpload, UploadPart};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;

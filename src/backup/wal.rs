@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
+use hyper::body::Bytes;
 use object_store::PutPayload;
 
 use super::digest::{Hasher, Sha256};

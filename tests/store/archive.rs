@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
 use hello_operator::backup::layout::{SegmentSize, WalFile};
 use hello_operator::backup::owner::{claim, read};
 use hello_operator::backup::store::Created;
 use hello_operator::backup::wal::{self, Pushed};
 use hello_operator::backup::{Error, Store};
+use hyper::body::Bytes;
 
 use crate::world::{Folder, bytes, claimed, everywhere, owner};
 

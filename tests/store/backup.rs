@@ -6,11 +6,11 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hello_operator::backup::base::{self, BackupPlan, Progress};
 use hello_operator::backup::catalog::{self, State};
 use hello_operator::backup::manifest::Manifest;
 use hello_operator::backup::{Error, Store, restore};
+use hyper::body::Bytes;
 
 use crate::world::{Folder, Server, back_up, bytes, everywhere, id, manifest, modes, tree, until, write};
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hello_operator::backup::base::{self, BackupPlan, Progress};
 use hello_operator::backup::catalog;
 use hello_operator::backup::layout::WalFile;
@@ -12,6 +11,7 @@ use hello_operator::backup::owner::claim;
 use hello_operator::backup::store::{Bounds, Created};
 use hello_operator::backup::wal::{self, Pushed};
 use hello_operator::backup::{Error, Kind, Store, restore};
+use hyper::body::Bytes;
 
 use crate::proxy::{Fault, Plan, Proxy, before};
 use crate::world::{BOUNDS, BUCKET, Folder, Server, back_up, bytes, claimed, id, owner, tree, until, write};

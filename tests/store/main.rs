@@ -1,4 +1,4 @@
-//! Destinations of backups as they are, and with faults between us and them. Needs no root and no Kubernetes.
+//! Destinations of backups as they are, and with faults between us and them. Needs no Kubernetes.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,7 @@ mod archive;
 mod backup;
 mod faults;
 mod memory;
+mod postgres;
 mod proxy;
 mod refusals;
 mod world;

@@ -3,9 +3,9 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hello_operator::backup::target::{S3Credentials, Target};
 use hello_operator::backup::{Error, Kind, Store};
+use hyper::body::Bytes;
 
 use crate::world::{BOUNDS, Folder, Server, s3};
 
