@@ -43,7 +43,7 @@ fn block_on<T>(work: impl Future<Output = Result<T, operator::Error>>) -> Result
 
 /// One thread: the agent waits nearly always, and must be small.
 fn run_agent(log: &LogArgs, work: impl Future<Output = Result<(), agent::Error>>) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(8).build() {
         Ok(runtime) => runtime,
         Err(error) => return finish(Err(error)),
     };

@@ -25,6 +25,8 @@ use crate::core::quantity;
 
 /// The agent's socket for archive_command and restore_command.
 pub const ARCHIVE_SOCKET: &str = "hello.sock";
+/// Ids of backups that are remembered.
+const MOST_IDS: usize = 64;
 /// A look at the store that failed is repeated after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
@@ -166,7 +168,7 @@ impl Agent {
             return;
         };
         if !self.backups.ended.contains(&backup.id) {
-            self.backups.ended.push(backup.id.clone());
+            remember(&mut self.backups.ended, &backup.id);
             self.backups.looking.end(Duration::ZERO);
         }
     }
@@ -239,9 +241,7 @@ impl Agent {
 
     /// Nobody wants this backup any more.
     pub(super) fn cancel_backup(&mut self, command: &CancelBackupCommand) -> CommandAnswer {
-        if !self.backups.cancelled.contains(&command.id) {
-            self.backups.cancelled.push(command.id.clone());
-        }
+        remember(&mut self.backups.cancelled, &command.id);
         match self.backups.under_way.as_mut().filter(|under_way| under_way.report.id == command.id) {
             Some(under_way) => {
                 if let Some(cancel) = under_way.cancel.take() {
@@ -285,6 +285,15 @@ impl Agent {
             private: std::env::temp_dir().join("hello-bootstrap"),
             restore_command: self.place.archiver.fetch_command(),
         })
+    }
+}
+
+/// Notes an id, and forgets the oldest of many.
+fn remember(ids: &mut Vec<String>, id: &str) {
+    if !ids.iter().any(|known| known == id) {
+        ids.push(id.to_owned());
+        let many = ids.len().saturating_sub(MOST_IDS);
+        ids.drain(..many);
     }
 }
 

@@ -28,6 +28,8 @@ const SHUTDOWN: Duration = Duration::from_secs(40);
 const CHECKPOINT: Duration = Duration::from_secs(10);
 /// How long a promotion may take: it replays what is left.
 const PROMOTION: Duration = Duration::from_mins(1);
+/// A restore that failed is tried again after this, up to eight times as long.
+const RESTORE_AGAIN: Duration = Duration::from_secs(30);
 /// How long a clone waits for the word of the primary's agent.
 const FIRST_WORD: Duration = Duration::from_secs(20);
 
@@ -382,6 +384,11 @@ impl Agent {
             JobEnd::Bootstrap(Err(error)) | JobEnd::Clone(Err(error)) => {
                 self.engine = EngineState::Stopped;
                 self.fail(&error);
+                if job == Job::Bootstrap && self.config.as_ref().is_some_and(|c| c.spec.bootstrap.restore.is_some()) {
+                    // Each try may read the whole backup.
+                    let pause = RESTORE_AGAIN * 2_u32.saturating_pow(self.failures.saturating_sub(1).min(3));
+                    self.not_before = boottime() + pause;
+                }
             }
             JobEnd::Started(Ok(())) => {
                 if let Some(chosen) = self.duties.started_with() {
