@@ -27,6 +27,8 @@ pub const FIELD_MANAGER: &str = "hello-operator";
 pub const LABEL_CLUSTER: &str = "terry.com/cluster";
 /// Label of a Pod or volume: the instance's name.
 pub const LABEL_INSTANCE: &str = "terry.com/instance";
+/// Label of the scratch Pod that proves a backup: the object's name. Such a Pod has no [`LABEL_CLUSTER`].
+pub const LABEL_VERIFIES: &str = "terry.com/verifies";
 /// Label of a Pod, a hint to people: `primary` or `replica`. Decides nothing.
 pub const LABEL_ROLE: &str = "terry.com/role";
 /// Label of a volume: `data` or `wal`.

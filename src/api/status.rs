@@ -79,6 +79,9 @@ pub struct BackupStatus {
     /// Why the last proof failed; missing when it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification_error: Option<String>,
+    /// Uid of the scratch Pod whose result this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification_pod: Option<String>,
     /// Backups that the retention removes when it runs next.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expiring: Vec<ExpiringStatus>,
@@ -105,6 +108,9 @@ pub struct VerifiedStatus {
     pub backup_id: String,
     /// When (RFC 3339).
     pub at: String,
+    /// What was read.
+    #[serde(default)]
+    pub message: String,
 }
 
 /// A backup on its way out.

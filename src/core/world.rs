@@ -12,6 +12,7 @@ use crate::api::backup::{BackupTarget, HelloBackupStatus};
 use crate::api::names::{GROUP, KIND_BACKUP, Names, VERSION};
 use crate::api::spec::HelloOperatorSpec;
 use crate::api::status::HelloOperatorStatus;
+use crate::api::verify::VerifyResult;
 
 /// What is known of a thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -402,6 +403,17 @@ pub struct BackupFacts {
     pub status: HelloBackupStatus,
 }
 
+/// The scratch Pod that proves a backup.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VerifyFacts {
+    /// Its metadata.
+    pub meta: ChildMeta,
+    /// How it ended: its result, or why it has none. None: it has not.
+    pub ended: Option<Result<VerifyResult, String>>,
+    /// What keeps it from running.
+    pub trouble: Option<Trouble>,
+}
+
 /// Everything that one reconcile knows of one cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct World {
@@ -435,6 +447,8 @@ pub struct World {
     pub backups: Known<Vec<BackupFacts>>,
     /// The HelloBackup that `bootstrap.restore.backup` names, where nothing was resolved yet.
     pub restore_from: Known<BackupFacts>,
+    /// The scratch Pod that proves a backup.
+    pub verify: Known<VerifyFacts>,
     /// What was refused when the last plan was carried out.
     pub failures: Vec<Failure>,
 }

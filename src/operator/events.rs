@@ -105,6 +105,7 @@ pub fn of_status(before: Option<&HelloOperatorStatus>, after: &HelloOperatorStat
     };
     let mut events = hand_overs(before, after);
     let told = |warning, reason: String, note| Told { warning, reason, note, term: None };
+    events.extend(verified(before, after));
     events.extend(backups(find(after, BACKUP_HEALTHY), before.and_then(|before| find(before, BACKUP_HEALTHY))));
     for (kind, bad) in [("Degraded", true), ("Ready", false)] {
         let old = before.and_then(|status| find(status, kind));
@@ -137,13 +138,27 @@ type Found = (bool, String, String);
 /// Backups stopped being as they should, for another reason than before, or are again. Those of which nothing is known yet
 /// are no news.
 fn backups(after: Option<Found>, before: Option<Found>) -> Option<Told> {
-    let (holds, reason, note) = after?;
+    // These have events of their own.
+    let own = |reason: &String| ["BackupFailed", "VerificationFailed"].contains(&reason.as_str());
+    let (holds, reason, note) = after.filter(|(_, reason, _)| !own(reason))?;
     let same = before.as_ref().is_some_and(|(held, was, _)| *held == holds && *was == reason);
     if !holds && !same {
         return Some(Told { warning: true, reason, note, term: None });
     }
     let recovered = holds && before.is_some_and(|(held, ..)| !held);
     recovered.then(|| Told { warning: false, reason: BACKUP_HEALTHY.into(), note, term: None })
+}
+
+/// A proof ended.
+fn verified(before: Option<&HelloOperatorStatus>, after: &HelloOperatorStatus) -> Option<Told> {
+    let told = |status: &HelloOperatorStatus| status.backup.as_ref()?.verification_pod.clone();
+    let backup = after.backup.as_ref().filter(|_| told(after).is_some() && told(after) != before.and_then(told))?;
+    let (warning, reason, note) = match (&backup.verification_error, &backup.last_verified) {
+        (Some(error), _) => (true, "VerificationFailed", error.clone()),
+        (None, Some(last)) => (false, "BackupVerified", format!("{}: {}", last.backup_id, last.message)),
+        (None, None) => return None,
+    };
+    Some(Told { warning, reason: reason.into(), note, term: None })
 }
 
 /// What a change of a backup is worth telling.

@@ -8,12 +8,13 @@ use super::mirror::{ClusterKey, Facts};
 use crate::api::agent::Lsn;
 use crate::api::names::{
     ANNOTATION_HAND_OVER, ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER,
-    GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VOLUME, MANAGED_BY, Names,
+    GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_ROLE, LABEL_VERIFIES, LABEL_VOLUME, MANAGED_BY, Names,
 };
+use crate::api::verify::VerifyResult;
 use crate::core::election::Register;
 use crate::core::quantity;
 use crate::core::trouble;
-use crate::core::world::{ChildMeta, Known, LeaseFacts, Owner, PodFacts, Volume, VolumeFacts};
+use crate::core::world::{ChildMeta, Known, LeaseFacts, Owner, PodFacts, VerifyFacts, Volume, VolumeFacts};
 
 /// The cluster that an object says it belongs to, and the object's name.
 pub fn place(meta: &ObjectMeta) -> Option<(ClusterKey, String)> {
@@ -77,6 +78,12 @@ impl Facts for PodFacts {
     }
 }
 
+impl Facts for VerifyFacts {
+    fn differs(&self, next: &Self) -> bool {
+        child_differs(&self.meta, &next.meta) || self.ended != next.ended || self.trouble != next.trouble
+    }
+}
+
 impl Facts for VolumeFacts {
     fn differs(&self, next: &Self) -> bool {
         let plain = |facts: &Self| {
@@ -136,6 +143,34 @@ pub fn pod(pod: &Pod) -> Option<(ClusterKey, String, PodFacts)> {
         trouble: trouble::of_pod(pod),
     };
     Some((cluster, name, facts))
+}
+
+/// A scratch Pod's facts.
+pub fn verify(pod: &Pod) -> Option<(ClusterKey, String, VerifyFacts)> {
+    let meta = &pod.metadata;
+    let cluster = meta.labels.as_ref()?.get(LABEL_VERIFIES)?;
+    let key = ClusterKey::new(meta.namespace.as_deref()?, cluster.as_str());
+    let facts = VerifyFacts { meta: child(meta), ended: ended(pod), trouble: trouble::of_pod(pod) };
+    Some((key, meta.name.clone()?, facts))
+}
+
+/// How a scratch Pod ended: what its program left, or what Kubernetes says of its end.
+fn ended(pod: &Pod) -> Option<Result<VerifyResult, String>> {
+    let status = pod.status.as_ref()?;
+    let container = status.container_statuses.iter().flatten().find(|container| container.name == CONTAINER);
+    let left = container.and_then(|container| container.state.as_ref()?.terminated.as_ref());
+    if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) && left.is_none() {
+        return None;
+    }
+    let text = left.and_then(|left| left.message.as_deref()).unwrap_or_default();
+    Some(serde_json::from_str(text).map_err(|_| match (status.message.as_deref().or(status.reason.as_deref()), left) {
+        (Some(why), _) => format!("its Pod ended: {why}"),
+        (None, Some(left)) => {
+            let reason = left.reason.as_deref().unwrap_or("no reason was given");
+            format!("its program ended without a result ({reason}, exit code {}): see its log", left.exit_code)
+        }
+        (None, None) => "its Pod ended without a result".to_owned(),
+    }))
 }
 
 /// A volume's facts; None for one that is no instance's.

@@ -70,6 +70,7 @@ pub fn blank(object: ObjectFacts, agent_image: &str) -> World {
         reports: BTreeMap::new(),
         backups: Known::Unknown(unknown()),
         restore_from: Known::Absent,
+        verify: Known::Unknown(unknown()),
         failures: Vec::new(),
     }
 }
@@ -128,6 +129,11 @@ impl Observer {
         self.explain_volumes(&mut world.volumes, &mut pods).await;
         world.reports = self.reports(cluster, &world, &pods).await;
         world.pods = Known::Present(pods);
+        world.verify = if self.mirrors.verify.synced() {
+            self.mirrors.verify.get(cluster, &world.object.names.verify_pod()).into()
+        } else {
+            Known::Unknown("the watch of scratch Pods is not complete yet".into())
+        };
         world.backups = match backups_degraded {
             Some(why) => Known::Unknown(why.into()),
             None => self.backups(cluster, &world).await,

@@ -23,8 +23,8 @@ use super::object::Entry;
 use super::queue::Queue;
 use super::random::jitter;
 use crate::api::Category;
-use crate::api::names::{GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY, VERSION};
-use crate::core::world::{BackupFacts, Kind, LeaseFacts, PodFacts, VolumeFacts};
+use crate::api::names::{GROUP, KIND, LABEL_CLUSTER, LABEL_MANAGED_BY, LABEL_VERIFIES, MANAGED_BY, VERSION};
+use crate::core::world::{BackupFacts, Kind, LeaseFacts, PodFacts, VerifyFacts, VolumeFacts};
 use crate::telemetry::metrics::OperatorMetrics;
 
 /// Some load balancers cut idle connections at 240 s.
@@ -50,6 +50,8 @@ pub struct Mirrors {
     pub volumes: Mirror<VolumeFacts>,
     /// Leases of primaries.
     pub leases: Mirror<LeaseFacts>,
+    /// Scratch Pods that prove backups.
+    pub verify: Mirror<VerifyFacts>,
     /// Backups, by the cluster that they name.
     pub backups: Mirror<BackupFacts>,
     /// Children of which only the metadata is watched, by kind (in the order of [`Kind::PLAIN`]).
@@ -128,6 +130,10 @@ pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + 
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
     let pods = Api::<Pod>::all(client.clone());
     follow(watching, pods, ours(), "pods", |m| Some(&m.pods), |pod| facts::pod(&pod), quiet);
+    let quiet = |_: &ClusterKey, _: News<'_, _>| {};
+    let scratch = config().labels(&format!("{LABEL_VERIFIES},{LABEL_MANAGED_BY}={MANAGED_BY}"));
+    let pods = Api::<Pod>::all(client.clone());
+    follow(watching, pods, scratch, "pods", |m| Some(&m.verify), |pod| facts::verify(&pod), quiet);
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
     let claims = Api::<PersistentVolumeClaim>::all(client.clone());
     let read = |claim| facts::volume(&claim);

@@ -259,6 +259,141 @@ impl Generator {
         })
     }
 
+    fn destination(&mut self) -> Value {
+        let path = |this: &mut Self| {
+            this.one(
+                &[json!("a"), json!("team/shop"), json!("/a/"), json!("a.b_c=d-e"), json!("..a")],
+                &[json!(""), json!("a//b"), json!("../a"), json!("a/./b"), json!("a b"), json!("ä"), json!("..")],
+            )
+        };
+        self.group(|this, fields| {
+            if this.0.random_bool(0.85) {
+                let bucket = this.one(&[json!("b")], &[json!(""), json!(7)]);
+                let mut s3 = json!({"bucket": bucket});
+                let fields_of_s3 = s3.as_object_mut().unwrap();
+                this.maybe(fields_of_s3, "path", path);
+                this.maybe(fields_of_s3, "region", |this| this.one(&[json!("eu-1")], &[json!("")]));
+                this.maybe(fields_of_s3, "forcePathStyle", |_| json!(true));
+                this.maybe(fields_of_s3, "endpoint", |this| {
+                    this.one(
+                        &[json!("https://minio:9000"), json!("http://10.0.0.1")],
+                        &[
+                            json!("minio"),
+                            json!("https://minio/x"),
+                            json!("https://u@minio"),
+                            json!("https://"),
+                            json!(""),
+                        ],
+                    )
+                });
+                this.maybe(fields_of_s3, "credentials", |this| {
+                    this.one(
+                        &[json!({"secret": "s"}), json!({"secret": "s", "accessKeyId": "k", "sessionToken": "t"})],
+                        &[json!({"secret": ""}), json!({}), json!({"secret": "s", "sessionToken": ""})],
+                    )
+                });
+                fields.insert("s3".into(), s3);
+            }
+            for (name, value) in [
+                ("gcs", json!({"bucket": "b", "credentials": {"name": "n", "key": "k"}})),
+                ("azure", json!({"account": "a", "container": "c"})),
+                ("volume", json!({"claim": "c"})),
+            ] {
+                if this.0.random_bool(if fields.is_empty() { 0.5 } else { 0.03 }) {
+                    let mut value = value;
+                    this.maybe(value.as_object_mut().unwrap(), "path", path);
+                    fields.insert(name.into(), value);
+                }
+            }
+        })
+    }
+
+    fn cron(&mut self) -> Value {
+        let good = ["0 3 * * *", "*/5 0-6,22 1 JAN-mar MON", "0  3 * *   0", "61 99 * * *", "0 0 30 2 *"];
+        let bad = ["", "@daily", "0 3 * *", "0 3 * * * *", " 0 3 * * *", "0 3 * * * ", "0 3 * * #", "0\t3 * * *"];
+        let value = |all: &[&str]| all.iter().map(|text| json!(text)).collect::<Vec<_>>();
+        self.one(&value(&good), &value(&bad))
+    }
+
+    fn backup(&mut self) -> Value {
+        self.group(|this, backup| {
+            if this.0.random_bool(0.85) {
+                backup.insert("destination".into(), this.destination());
+                this.maybe(backup, "schedule", Self::cron);
+                this.maybe(backup, "verify", |this| {
+                    let mut verify = json!({"schedule": this.cron()});
+                    let query = |this: &mut Self| this.one(&[json!("select 1")], &[json!("")]);
+                    this.maybe(verify.as_object_mut().unwrap(), "query", query);
+                    verify
+                });
+            } else if this.0.random_bool(0.1) {
+                backup.insert("schedule".into(), this.cron());
+            }
+            this.maybe(backup, "timeZone", |this| this.one(&[json!("Europe/Zurich"), json!("Mars")], &[json!("")]));
+            this.maybe(backup, "suspend", |_| json!(true));
+            this.maybe(backup, "walArchive", |_| json!(false));
+            this.maybe(backup, "archiveTimeoutSeconds", |this| {
+                this.one(&[json!(10), json!(3600)], &[json!(9), json!(3601), json!(-1)])
+            });
+            this.maybe(backup, "maxBytesPerSecond", |this| {
+                let good = [json!("50M"), json!("64Ki"), json!(65536), json!("65535.5"), json!("1e6")];
+                this.one(&good, &[json!("1k"), json!(65535), json!("-1"), json!("much"), json!("65535"), json!("")])
+            });
+            this.maybe(backup, "retention", |this| {
+                this.group(|this, retention| {
+                    this.maybe(retention, "keepLast", |this| {
+                        this.one(&[json!(1), json!(1000)], &[json!(0), json!(1001), json!(-7)])
+                    });
+                    this.maybe(retention, "keepFor", |this| {
+                        let good = [json!("30d"), json!("1s"), json!("999999999w")];
+                        this.one(
+                            &good,
+                            &[json!(""), json!("0d"), json!("030d"), json!("30"), json!("1y"), json!("1 d")],
+                        )
+                    });
+                })
+            });
+        })
+    }
+
+    fn restore(&mut self) -> Value {
+        self.group(|this, restore| {
+            match this.0.random_range(0..20) {
+                0 => {}
+                1 => {
+                    restore.insert("backup".into(), json!("nightly"));
+                    restore.insert("source".into(), this.destination());
+                }
+                2..10 => drop(restore.insert("backup".into(), this.one(&[json!("nightly")], &[json!("")]))),
+                _ => drop(restore.insert("source".into(), this.destination())),
+            }
+            let targets: [(&str, &[&str], &[&str]); 3] = [
+                (
+                    "targetTime",
+                    &["2026-11-30T10:01:00Z", "2026-11-30 10:01:00.123456+14:00", "2026-02-31T00:00:00-01:30"],
+                    &[
+                        "2026-11-30",
+                        "2026-11-30T10:01:00",
+                        "2026-13-01T00:00:00Z",
+                        "2026-11-30T24:00:00Z",
+                        "2026-11-30T10:01:00+15:00",
+                    ],
+                ),
+                ("targetLsn", &["0/3000148", "FFFFFFFF/a"], &["0", "0/", "/1", "123456789/0", "0/g", "+1/1"]),
+                ("targetName", &["before"], &[""]),
+            ];
+            for (name, good, bad) in targets {
+                if this.0.random_bool(0.2) {
+                    let value = |all: &[&str]| all.iter().map(|text| json!(text)).collect::<Vec<_>>();
+                    let value = this.one(&value(good), &value(bad));
+                    restore.insert(name.into(), value);
+                }
+            }
+            this.maybe(restore, "targetTimeline", |this| this.one(&[json!(1), json!(7)], &[json!(0), json!(-1)]));
+            this.maybe(restore, "backupId", |this| this.one(&[json!("20261130T030000Z-0badcafe")], &[json!("")]));
+        })
+    }
+
     fn primary(&mut self, name: &str) -> Value {
         let good = [json!(format!("{name}-1")), json!(format!("{name}-9"))];
         let bad = [
@@ -277,6 +412,10 @@ impl Generator {
     fn spec(&mut self, name: &str) -> Value {
         self.group(|this, spec| {
             this.maybe(spec, "failover", Self::failover);
+            this.maybe(spec, "backup", Self::backup);
+            if this.0.random_bool(0.2) {
+                spec.insert("bootstrap".into(), json!({"restore": this.restore()}));
+            }
             this.maybe(spec, "primary", |this| this.primary(name));
             this.maybe(spec, "engine", |_| json!("postgresql"));
             this.maybe(spec, "version", Self::version);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hello_operator::api::names::{CRD_NAME, MAX_NAME};
-use hello_operator::api::{HelloOperatorSpec, crd, owned};
+use hello_operator::api::{HelloBackup, HelloOperatorSpec, crd, owned};
 use http::Request;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
@@ -59,7 +59,9 @@ pub async fn installed(plane: &Plane) -> Client {
         })
         .await;
     eventually("the definition to be served", Duration::from_secs(30), async || {
-        objects(client.clone(), "default").list(&kube::api::ListParams::default()).await.ok()
+        let all = kube::api::ListParams::default();
+        Api::<HelloBackup>::namespaced(client.clone(), "default").list(&all).await.ok()?;
+        objects(client.clone(), "default").list(&all).await.ok()
     })
     .await;
     client
@@ -68,8 +70,9 @@ pub async fn installed(plane: &Plane) -> Client {
 async fn accepted(plane: Arc<Plane>) {
     let client = installed(&plane).await;
     for definition in crd::all() {
+        let name = definition.metadata.name.as_deref().unwrap();
         let path = format!(
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}?dryRun=All&fieldManager=test&fieldValidation=Strict&force=true"
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?dryRun=All&fieldManager=test&fieldValidation=Strict&force=true"
         );
         let body = serde_json::to_vec(&definition).unwrap();
         let request = Request::patch(path).header("content-type", "application/apply-patch+yaml").body(body.into());

@@ -12,6 +12,7 @@
 )]
 
 mod agreement;
+mod backups;
 mod definition;
 mod degraded;
 mod handover;
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
         processes::trials(&plane),
         degraded::trials(&plane),
         handover::trials(&plane),
+        backups::trials(&plane),
     ]
     .into_iter()
     .flatten()

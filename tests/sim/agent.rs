@@ -398,7 +398,7 @@ impl World {
         let Some(dir) = &volume.dir else {
             return match &volume.staged {
                 Some((member, dir)) => {
-                    Data::Staged { system_id: dir.system.clone(), member: member.clone(), timeline: dir.timeline }
+                    Data::Staged { system_id: dir.system.clone(), member: member.clone(), timeline: dir.timeline() }
                 }
                 None => Data::Empty,
             };

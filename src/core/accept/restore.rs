@@ -5,7 +5,6 @@ use jiff::Timestamp;
 use super::Refused;
 use crate::api::agent::RestoreOrder;
 use crate::api::backup::BackupPhase;
-use crate::api::spec::Destination;
 use crate::core::cluster::{Cluster, Restore, RestoreFrom};
 use crate::core::election::Register;
 use crate::core::world::{Known, World};
@@ -47,15 +46,10 @@ pub(super) fn order(
             },
         },
     };
-    if cluster
-        .backup
-        .destination
-        .as_ref()
-        .is_some_and(|own| same_place(own, &own.root(namespace, name), &source, &root))
-    {
+    let place = source.place(&root);
+    if cluster.backup.destination.as_ref().is_some_and(|own| own.place(&own.root(namespace, name)) == place) {
         return invalid(format!(
-            "backup.destination is the very archive that is restored ({}): give this cluster a path of its own",
-            source.url(namespace, name)
+            "backup.destination is the very archive that is restored ({place}): give this cluster a path of its own"
         ));
     }
     Ok(Some(targets(
@@ -80,17 +74,6 @@ fn targets(restore: &Restore, order: RestoreOrder) -> RestoreOrder {
         target_timeline: restore.target_timeline,
         ..order
     }
-}
-
-/// Whether two folders are one, whatever the credentials.
-fn same_place(a: &Destination, a_root: &str, b: &Destination, b_root: &str) -> bool {
-    let store = |of: &Destination| {
-        let s3 = of.s3.as_ref().map(|s3| (s3.bucket.clone(), s3.endpoint.clone()));
-        let gcs = of.gcs.as_ref().map(|gcs| gcs.bucket.clone());
-        let azure = of.azure.as_ref().map(|azure| (azure.account.clone(), azure.container.clone()));
-        (s3, gcs, azure, of.volume.as_ref().map(|volume| volume.claim.clone()))
-    };
-    store(a) == store(b) && a_root == b_root
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ pub mod access;
 pub mod config;
 pub mod network;
 pub mod pod;
+pub mod verify;
 pub mod volume;
 
 use serde_json::{Value, json};

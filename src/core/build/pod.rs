@@ -52,7 +52,7 @@ pub fn template(scope: Scope<'_>) -> Value {
 }
 
 /// The volume that a store is on, when it is on one.
-fn claim(store: Option<&Destination>) -> Option<&str> {
+pub(super) fn claim(store: Option<&Destination>) -> Option<&str> {
     store?.volume.as_ref().map(|volume| volume.claim.as_str())
 }
 
@@ -131,20 +131,34 @@ fn spec(scope: Scope<'_>, ordinal: u8, name: &str, agent_image: &str) -> Value {
         "shareProcessNamespace": false,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": GRACE,
-        "securityContext": {
-            "runAsNonRoot": true,
-            "runAsUser": cluster.uid,
-            "runAsGroup": cluster.gid,
-            "fsGroup": cluster.gid,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": security(cluster),
         "initContainers": [inject(agent_image)],
         "containers": [database(scope)],
         "volumes": volumes(scope, ordinal),
         "affinity": affinity(scope),
     });
-    let Some(fields) = spec.as_object_mut() else { return spec };
+    place_on_a_node(cluster, &mut spec);
+    if let (false, Some(fields)) = (cluster.pod.topology_spread_constraints.is_empty(), spec.as_object_mut()) {
+        fields.insert("topologySpreadConstraints".into(), json!(cluster.pod.topology_spread_constraints));
+    }
+    spec
+}
+
+/// What every Pod of ours is.
+pub(super) fn security(cluster: &Cluster) -> Value {
+    json!({
+        "runAsNonRoot": true,
+        "runAsUser": cluster.uid,
+        "runAsGroup": cluster.gid,
+        "fsGroup": cluster.gid,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
+}
+
+/// On which nodes a Pod may run, and with which images.
+pub(super) fn place_on_a_node(cluster: &Cluster, spec: &mut Value) {
+    let Some(fields) = spec.as_object_mut() else { return };
     let pod = &cluster.pod;
     if !cluster.image_pull_secrets.is_empty() {
         fields.insert("imagePullSecrets".into(), json!(cluster.image_pull_secrets));
@@ -155,16 +169,12 @@ fn spec(scope: Scope<'_>, ordinal: u8, name: &str, agent_image: &str) -> Value {
     if !pod.tolerations.is_empty() {
         fields.insert("tolerations".into(), json!(pod.tolerations));
     }
-    if !pod.topology_spread_constraints.is_empty() {
-        fields.insert("topologySpreadConstraints".into(), json!(pod.topology_spread_constraints));
-    }
     if let Some(class) = &pod.priority_class_name {
         fields.insert("priorityClassName".into(), json!(class));
     }
-    spec
 }
 
-fn restricted() -> Value {
+pub(super) fn restricted() -> Value {
     json!({
         "allowPrivilegeEscalation": false,
         "privileged": false,
@@ -173,7 +183,7 @@ fn restricted() -> Value {
     })
 }
 
-fn inject(agent_image: &str) -> Value {
+pub(super) fn inject(agent_image: &str) -> Value {
     json!({
         "name": CONTAINER_INJECT,
         "image": agent_image,
@@ -295,7 +305,7 @@ fn mount_name(secret: SecretKind) -> &'static str {
     }
 }
 
-fn folder(path: &str) -> &str {
+pub(super) fn folder(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(folder, _)| folder)
 }
 

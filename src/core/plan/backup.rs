@@ -32,7 +32,9 @@ pub struct Backups {
     pub statuses: BTreeMap<String, HelloBackupStatus>,
     /// When the schedule makes the next one. One that has passed is not made yet.
     pub next_run: Option<Timestamp>,
-    /// Whether one is about to begin.
+    /// When the newest one is proven next. A time that has passed waits for a backup.
+    pub next_verification: Option<Timestamp>,
+    /// Whether the next look should come soon: one is about to begin, or a proof has just ended.
     pub begins: bool,
     /// Whether one is being taken.
     pub runs: bool,
@@ -232,7 +234,7 @@ fn turns(
             status.instance = Some(scope.cluster.names.instance(ordinal));
             status.role = Some(if plan.members.primary == Some(ordinal) { "primary" } else { "replica" }.into());
             status.destination = Some(destination.clone());
-            status.path = Some(destination.url(scope.namespace, scope.cluster.names.cluster()));
+            status.path = Some(destination.place(&destination.root(scope.namespace, scope.cluster.names.cluster())));
             status.message = None;
             plan.backups.begins = true;
         }
@@ -309,7 +311,8 @@ fn tidy(
     let read = catalog(world, plan.members.primary)
         .filter(|catalog| catalog.error.is_none())
         .and_then(|catalog| Some((catalog, catalog.read_at.as_deref()?.parse::<Timestamp>().ok()?)));
-    let here = destination.map(|destination| destination.url(scope.namespace, scope.cluster.names.cluster()));
+    let here = destination
+        .map(|destination| destination.place(&destination.root(scope.namespace, scope.cluster.names.cluster())));
     let left = |status: &HelloBackupStatus| {
         let ended = status.completed_at.as_deref().and_then(|ended| ended.parse::<Timestamp>().ok());
         let (Some((catalog, read)), Some(ended), Some(id)) = (read, ended, &status.backup_id) else { return false };

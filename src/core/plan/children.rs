@@ -100,6 +100,11 @@ pub fn may_touch(meta: &ChildMeta, id: &str, scope: Scope<'_>, plan: &mut Plan) 
     }
 }
 
+/// Whether a scratch Pod is this object's.
+pub fn may_touch_pod(meta: &ChildMeta, scope: Scope<'_>) -> bool {
+    matches!(&meta.owner, Owner::Object(uid) if uid == scope.uid)
+}
+
 /// Sets or removes the owner of a child that lasts as long as the volumes. True when it is ours to write.
 pub fn lasting(meta: &ChildMeta, id: &ChildId, scope: Scope<'_>, plan: &mut Plan) -> bool {
     if !may_touch(meta, &id.to_string(), scope, plan) {

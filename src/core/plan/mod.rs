@@ -16,6 +16,9 @@ mod tests;
 mod tests_backup;
 #[cfg(test)]
 mod tests_rolls;
+#[cfg(test)]
+mod tests_verify;
+pub mod verify;
 mod volumes;
 
 pub use members::Members;
@@ -273,6 +276,7 @@ pub fn plan(world: &World) -> Plan {
         restart::plan(world, scope, &config, &mut plan);
         primary::plan(world, scope, &mut plan);
         backup::plan(world, scope, &mut plan);
+        verify::plan(world, scope, &mut plan);
     } else {
         backup::idle(world, "too little is known of its cluster now", &mut plan);
     }

@@ -53,6 +53,7 @@ pub fn empty(wanted: Value) -> World {
         reports: BTreeMap::new(),
         backups: Known::Present(Vec::new()),
         restore_from: Known::Absent,
+        verify: Known::Absent,
         failures: Vec::new(),
     }
 }

@@ -26,6 +26,7 @@ const MOST_EXPIRING: usize = 20;
 pub(super) fn backup(world: &World, plan: &Plan) -> Option<BackupStatus> {
     plan.accepted.as_ref()?.cluster.backup.destination.as_ref()?;
     let before = world.object.status.as_ref().and_then(|status| status.backup.clone()).unwrap_or_default();
+    let was = before.clone();
     let catalog = catalog(world, plan.members.primary);
     let archive = primary(world, plan).and_then(|(_, store)| store.archive.last.as_ref().map(|_| &store.archive));
     let (first_recoverable, expiring) = match catalog {
@@ -36,17 +37,16 @@ pub(super) fn backup(world: &World, plan: &Plan) -> Option<BackupStatus> {
         None => (before.last_archived_wal, before.last_archived_at),
         Some(archive) => (archive.last.clone(), archive.last_at.clone()),
     };
-    Some(BackupStatus {
+    let after = BackupStatus {
         last_successful: last_successful(world, catalog, before.last_successful),
         first_recoverable,
         last_archived_wal,
         last_archived_at,
         next_run: crate::core::plan::backup::announced(plan),
-        next_verification: before.next_verification,
-        last_verified: before.last_verified,
-        verification_error: before.verification_error,
         expiring,
-    })
+        ..BackupStatus::default()
+    };
+    Some(crate::core::plan::verify::record(world, plan, was, after))
 }
 
 fn expiring(catalog: &CatalogReport) -> Vec<ExpiringStatus> {
@@ -120,7 +120,7 @@ pub(super) fn healthy(world: &World, plan: &Plan, status: Option<&BackupStatus>)
     if let Some(error) = &status.verification_error {
         return verdict(false, "VerificationFailed", format!("the proof of the newest backup failed: {error}"));
     }
-    let Some(last) = &status.last_successful else { return never(world, plan, cluster, status, known) };
+    let Some(last) = &status.last_successful else { return never(world, cluster, status, known) };
     if let Some(sentence) = too_old(world, cluster, last, known) {
         return verdict(false, "BackupTooOld", sentence);
     }
@@ -185,13 +185,7 @@ fn last_failed<'a>(known: &'a [BackupFacts], status: &BackupStatus) -> Option<(&
 }
 
 /// There is no good backup.
-fn never(
-    world: &World,
-    plan: &Plan,
-    cluster: &Cluster,
-    status: &BackupStatus,
-    known: &[BackupFacts],
-) -> Option<Verdict> {
+fn never(world: &World, cluster: &Cluster, status: &BackupStatus, known: &[BackupFacts]) -> Option<Verdict> {
     let verdict = |holds, sentence: String| {
         Some(Verdict { kind: BACKUP_HEALTHY, holds, reason: "NeverBackedUp".into(), sentence })
     };
@@ -202,20 +196,12 @@ fn never(
         let why = first.status.message.as_deref().unwrap_or("it is being taken");
         return verdict(!late, format!("there is no backup yet; the first one is {}: {why}", first.name));
     }
-    let told =
-        primary(world, plan).is_some_and(|(_, store)| store.catalog.as_ref().is_some_and(|c| c.read_at.is_some()));
-    if !told && plan.accepted.is_some() && cluster.backup.schedule.is_none() {
-        return verdict(false, "there is no backup yet that is known of, and none is scheduled: create a HelloBackup, or set backup.schedule".into());
-    }
+    // What the user wants is done: that nothing can be restored yet is no failure of ours, but it is said.
+    let none = "there is no backup, and until there is one nothing can be restored";
     match &status.next_run {
         Some(next) => verdict(true, format!("there is no backup yet; the first one is due at {next}")),
-        None if cluster.backup.suspend => {
-            verdict(false, "there is no backup, and backup.suspend is true: nothing can be restored until there is one".into())
-        }
-        None => verdict(
-            false,
-            "there is no backup, and none is scheduled: create a HelloBackup, or set backup.schedule; until then nothing can be restored".into(),
-        ),
+        None if cluster.backup.suspend => verdict(true, format!("{none}: backup.suspend is true")),
+        None => verdict(true, format!("{none}: create a HelloBackup, or set backup.schedule")),
     }
 }
 
