@@ -78,7 +78,7 @@ impl Archive {
             self.note(|report| report.waiting = waiting);
             self.note_failure(&Error::Timeout(format!("the store, asked to take {},", path.display())));
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// True if the store has it; false if it is not for the store.
