@@ -90,6 +90,8 @@ pub(super) struct Written {
     pub(super) chosen: Chosen,
     pub(super) sync: Option<SyncSetting>,
     pub(super) files: Files,
+    /// Whether clients shall not write.
+    pub(super) read_only: bool,
     /// Whether PostgreSQL has to be told.
     pub(super) told: bool,
 }
@@ -141,13 +143,18 @@ impl Duties {
     }
 
     /// PostgreSQL is about to start with these files.
-    pub(super) fn wrote(&mut self, chosen: Chosen, aim: &Aim, files: Files) {
+    pub(super) fn wrote(&mut self, chosen: Chosen, aim: &Aim, files: Files, read_only: bool) {
         let sync = sync_of(aim);
         (self.confirmed, self.passwords_set, self.from_empty) = (None, None, false);
         self.pending.clear();
         // After a start, no setting waits for a restart.
         self.loaded = chosen.generation;
-        self.written = Some(Written { chosen, sync, files, told: true });
+        self.written = Some(Written { chosen, sync, files, read_only, told: true });
+    }
+
+    /// Whether PostgreSQL has been told that clients shall not write.
+    pub(super) fn read_only(&self) -> bool {
+        self.written.as_ref().is_some_and(|written| written.read_only && written.told) && !self.reloading.busy
     }
 
     /// The settings with which PostgreSQL was started.

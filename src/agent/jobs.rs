@@ -118,6 +118,7 @@ impl Agent {
     /// Brings data that went another way back into the holder's history.
     pub(super) fn rewind(&mut self, source: Source) -> Result<(), Error> {
         let Some(config) = self.config.clone() else { return Ok(()) };
+        self.give_way();
         let member = format!("{}-{}", self.me.instance, random_word());
         tracing::warn!(to = %source.instance, member, "this data went another way than the primary's: it is rewound");
         self.elections.marker_gone = boottime();
@@ -176,6 +177,7 @@ impl Agent {
 
     /// Makes the standby take writes, on exactly this timeline.
     pub(super) fn promote(&mut self, target: u32) -> Result<(), Error> {
+        self.give_way();
         let (Some(config), Some(sync), Some(postmaster)) = (&self.config, self.sync_setting(), &self.postmaster) else {
             return Ok(());
         };
@@ -189,9 +191,10 @@ impl Agent {
         // It stands in the configuration before the first write: not even the first commit is alone.
         let names = sync_names::any(sync.k, &sync.members);
         let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &Aim::Promotion(sync.clone()))?;
-        files.write(&pgdata)?;
-        self.duties.wrote(chosen, &Aim::Primary(sync), Files { standby: false, ..files });
+        let full = self.rooms.full.is_some();
+        let files = self.place.files(config, &chosen, &Aim::Promotion(sync.clone()), full)?;
+        self.place.write(&files)?;
+        self.duties.wrote(chosen, &Aim::Primary(sync), Files { standby: false, ..files }, full);
         postmaster.reload();
         let slots = self.slots_of_members();
         let (socket, fence) = (self.place.socket.clone(), self.fence.clone());
@@ -215,25 +218,29 @@ impl Agent {
     }
 
     pub(super) fn start_primary(&mut self) -> Result<(), Error> {
+        self.give_way();
         let (Some(config), Some(sync)) = (&self.config, self.sync_setting()) else { return Ok(()) };
         // It stands in the configuration before the first connection: not even the first commit is alone.
         let aim = Aim::Primary(sync);
         let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &aim)?;
-        files.write(&self.place.layout.pgdata())?;
-        self.duties.wrote(chosen, &aim, files);
+        let full = self.rooms.full.is_some();
+        let files = self.place.files(config, &chosen, &aim, full)?;
+        self.place.write(&files)?;
+        self.duties.wrote(chosen, &aim, files, full);
         tracing::info!("starts PostgreSQL as the primary");
         let fence = self.fence.clone();
         self.launch(Job::StartPrimary, None, move || fence.open())
     }
 
     pub(super) fn start_standby(&mut self, source: Option<Source>) -> Result<(), Error> {
+        self.give_way();
         let Some(config) = &self.config else { return Ok(()) };
         let aim = self.standby_aim(source.clone());
         let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &aim)?;
-        files.write(&self.place.layout.pgdata())?;
-        self.duties.wrote(chosen, &aim, files);
+        let full = self.rooms.full.is_some();
+        let files = self.place.files(config, &chosen, &aim, full)?;
+        self.place.write(&files)?;
+        self.duties.wrote(chosen, &aim, files, full);
         if let Data::Present(member) = &self.data {
             forget_reserved(&self.place.layout.pgdata(), member.timeline)?;
         }
@@ -289,6 +296,7 @@ impl Agent {
             return;
         };
         let primary = matches!(self.engine, EngineState::Primary);
+        self.give_way();
         let (processes, socket) = (self.processes.clone(), self.place.socket.clone());
         let pgdata = self.place.layout.pgdata();
         // A start that is given up may have come far enough to be writable.

@@ -26,6 +26,7 @@ pub mod process;
 mod publish;
 pub mod report;
 pub mod rewind;
+mod room;
 pub mod rules;
 pub mod run;
 pub mod server;

@@ -98,8 +98,13 @@ impl Agent {
             return;
         }
         tracing::error!(%status, "PostgreSQL ended by itself");
-        self.tenure_ends(HandOverReason::PostgresDied);
         self.fail(&Error::Program { program: "PostgreSQL".into(), outcome: format!("ended with {status}") });
+        if self.engine == EngineState::Primary && self.nobody_has_room() {
+            tracing::error!("its volume is full, as are the others': it starts again in place, and takes no writes");
+            self.restarting = true;
+        } else {
+            self.tenure_ends(HandOverReason::PostgresDied);
+        }
         self.cleared_away().await;
     }
 
@@ -364,10 +369,11 @@ impl Agent {
             EngineStep::Promote(timeline) => self.promote(timeline).map(|()| false),
             EngineStep::HandOver(wish) => {
                 tracing::info!(to = %wish, "hands over");
-                self.tenure_ends(HandOverReason::Switchover);
-                if let Some(command) = self.switchover.take() {
+                let asked = self.switchover.take();
+                self.tenure_ends(asked.as_ref().map_or(HandOverReason::Switchover, |asked| asked.reason));
+                if let Some(id) = asked.and_then(|asked| asked.id) {
                     // It starts anew as a replica, which is the restart that the command may be for.
-                    self.remember(|state| state.restarted_for = Some(command.id))?;
+                    self.remember(|state| state.restarted_for = Some(id))?;
                 }
                 if let Some(tenure) = &mut self.tenure {
                     tenure.ending = Some(Ending { wish: Some(wish) });

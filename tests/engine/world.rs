@@ -192,6 +192,7 @@ impl World {
             port: instance.socket.port,
             tls: self.secrets.tls(),
             role,
+            read_only: false,
         };
         let chosen = chosen.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let all = settings::render(&settings::derived(0, 1 << 30, 100), &chosen, &own);

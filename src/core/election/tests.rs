@@ -186,6 +186,48 @@ fn the_second_instance_begins_only_when_the_first_does_not() {
 }
 
 #[test]
+fn nobody_begins_anew_on_empty_volumes_while_the_lease_tells_of_data() {
+    let register = running().lease.unwrap().register;
+    for instance in ["db-1", "db-2", "db-3"] {
+        let mut world = World::new(instance);
+        world.me.nonce = "n2".into();
+        let release = Some(Release { timeline: 1, lsn: Some(Lsn(42)), wish: None });
+        world.lease = Some(seen(Register { release, ..register.clone() }));
+        for _ in 0..100 {
+            assert!(matches!(lease_step(&world.view()), LeaseStep::Wait { .. }), "{instance}");
+            assert_eq!(engine_step(&world.view()), EngineStep::Keep, "{instance}");
+            world.now += seconds(10);
+        }
+        // Made anew by a human, it tells of none.
+        world.lease = Some(seen(Register {
+            term: register.term,
+            ..Register::initial(register.instances.clone(), Durability::Quorum)
+        }));
+        let LeaseStep::Take(taken) = lease_step(&world.view()) else { panic!("{instance} does not begin") };
+        assert_eq!((taken.term, taken.system_id), (register.term + 1, None));
+    }
+}
+
+#[test]
+fn a_full_volume_comes_after_position_and_before_the_wish() {
+    let mut world = running();
+    (world.tenure, world.engine, world.data) = (None, EngineState::Stopped, member(None));
+    let register = &mut world.lease.as_mut().unwrap().register;
+    register.release = Some(Release { timeline: 1, lsn: Some(Lsn(42)), wish: Some("db-1".into()) });
+    register.rules = vec![Rule::new(["db-1-n0", "db-2-n1"], 1)];
+    let judge = |world: &World, full, other_end| {
+        let view = world.view();
+        let mine = Answer { full, ..vote::answer(&view, vote::may_freeze(&view).unwrap(), "1", 0, false) };
+        let (instance, member) = ("db-2".to_owned(), "db-2-n1".to_owned());
+        let other = Answer { instance, member, full: false, end: Lsn(other_end), ..mine.clone() };
+        choose::judge(&world.lease.as_ref().unwrap().register, "1", "db-1-n0", &[mine, other], 0)
+    };
+    assert_eq!(judge(&world, false, 42), Verdict::Take, "the wish");
+    assert_eq!(judge(&world, true, 42), Verdict::StandBack { better: 1, may: true }, "the other has room");
+    assert_eq!(judge(&world, true, 41), Verdict::Take, "the other would have to be caught up with");
+}
+
+#[test]
 fn postgres_is_killed_when_the_deadline_passes_and_comes_back_by_itself() {
     let mut world = running();
     world.now += seconds(9);
@@ -378,6 +420,7 @@ prop_compose! {
             backlog: 0,
             must_recover,
             draining: false,
+            full: false,
         }
     }
 }

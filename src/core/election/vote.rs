@@ -86,6 +86,9 @@ pub struct Answer {
     /// Whether its Pod is being drained.
     #[serde(default)]
     pub draining: bool,
+    /// Whether one of its volumes is full, so that it would take no writes.
+    #[serde(default)]
+    pub full: bool,
 }
 
 impl Answer {
@@ -142,7 +145,8 @@ pub fn may_freeze<'a>(view: &View<'a>) -> Result<&'a Member, NoAnswer> {
     }
 }
 
-/// What a member that froze on `version` answers. `backlog` (bytes still to be replayed) and `draining` are the shell's.
+/// What a member that froze on `version` answers. `backlog` (bytes still to be replayed) and `draining` are the shell's, as is
+/// whether a volume is full.
 pub fn answer(view: &View<'_>, member: &Member, version: &str, backlog: u64, draining: bool) -> Answer {
     Answer {
         instance: view.me.instance.clone(),
@@ -156,6 +160,7 @@ pub fn answer(view: &View<'_>, member: &Member, version: &str, backlog: u64, dra
         backlog,
         must_recover: !member.end_known,
         draining,
+        full: false,
     }
 }
 
