@@ -51,7 +51,7 @@ impl Agent {
                     tracing::info!(names = %sync_names::any(after.k, &after.members), "commits wait for");
                     self.duties.from_empty |= before.k == 0 && after.k > 0;
                 }
-                self.duties.written = Some(Written { chosen, sync, files, read_only: full, told: false });
+                self.duties.written = Some(Written { chosen, sync, files, told: false });
             }
         }
         self.duties.trouble = None;

@@ -90,8 +90,6 @@ pub(super) struct Written {
     pub(super) chosen: Chosen,
     pub(super) sync: Option<SyncSetting>,
     pub(super) files: Files,
-    /// Whether clients shall not write.
-    pub(super) read_only: bool,
     /// Whether PostgreSQL has to be told.
     pub(super) told: bool,
 }
@@ -143,18 +141,13 @@ impl Duties {
     }
 
     /// PostgreSQL is about to start with these files.
-    pub(super) fn wrote(&mut self, chosen: Chosen, aim: &Aim, files: Files, read_only: bool) {
+    pub(super) fn wrote(&mut self, chosen: Chosen, aim: &Aim, files: Files) {
         let sync = sync_of(aim);
         (self.confirmed, self.passwords_set, self.from_empty) = (None, None, false);
         self.pending.clear();
         // After a start, no setting waits for a restart.
         self.loaded = chosen.generation;
-        self.written = Some(Written { chosen, sync, files, read_only, told: true });
-    }
-
-    /// Whether PostgreSQL has been told that clients shall not write.
-    pub(super) fn read_only(&self) -> bool {
-        self.written.as_ref().is_some_and(|written| written.read_only && written.told) && !self.reloading.busy
+        self.written = Some(Written { chosen, sync, files, told: true });
     }
 
     /// The settings with which PostgreSQL was started.

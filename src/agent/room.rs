@@ -108,7 +108,9 @@ impl Agent {
     /// Whether clients or a stream of WAL would eat what is given up now.
     fn room_is_eaten(&self) -> bool {
         match &self.engine {
-            EngineState::Primary => !self.duties.read_only(),
+            // Also one that refuses its clients' writes: what it writes itself goes into the segments that it has, and when it
+            // ends for want of one, it needs all of this to start again.
+            EngineState::Primary => true,
             EngineState::Standby { source, .. } => source.is_some(),
             EngineState::Busy(Job::Clone | Job::Bootstrap) => true,
             EngineState::Busy(Job::StartStandby) => self.job.as_ref().is_some_and(|job| job.source.is_some()),

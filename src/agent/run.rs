@@ -415,6 +415,7 @@ impl Agent {
         self.look_at_room();
         self.notice_end_of_postgres().await;
         self.notice_illness().await;
+        self.look_if_unknown();
         self.read_lease_if_due();
         self.step_lease();
         self.step_engine().await;

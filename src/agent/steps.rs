@@ -19,6 +19,9 @@ const CLONE_EVERY: Duration = Duration::from_mins(5);
 /// After a failed job the next one waits, twice as long each time, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
+/// So often in a row the volume is looked at, over about six seconds; then people hear of it, and the loop tries again.
+const LOOKS: u32 = 7;
+
 /// What is on the volume.
 #[derive(Debug)]
 pub enum Look {
@@ -26,6 +29,8 @@ pub enum Look {
     Data(Box<ControlData>),
     /// None.
     Nothing,
+    /// It could not be told.
+    Unknown(Error),
 }
 
 impl Agent {
@@ -179,6 +184,7 @@ impl Agent {
         let (processes, events, pgdata) = (self.processes.clone(), self.events.clone(), self.place.layout.pgdata());
         tokio::spawn(async move {
             let mut pause = Duration::from_millis(100);
+            let mut left = LOOKS;
             loop {
                 let there = tokio::fs::try_exists(pgdata.join("PG_VERSION")).await;
                 let error = match there {
@@ -189,11 +195,23 @@ impl Agent {
                     },
                     Err(error) => Error::io("look at", &pgdata)(error),
                 };
+                left -= 1;
+                if left == 0 {
+                    break drop(events.send(Event::Looked(Look::Unknown(error))).await);
+                }
                 tracing::warn!(%error, "the control file cannot be read");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause *= 2;
             }
         });
+    }
+
+    /// What could not be told of the volume is looked at again when the failure has had its pause.
+    pub(super) fn look_if_unknown(&mut self) {
+        let stopped = self.engine == EngineState::Stopped && !self.doomed;
+        if stopped && self.data == Data::Unknown && boottime() >= self.not_before {
+            self.look_again();
+        }
     }
 
     /// What is on the volume now.
@@ -204,6 +222,7 @@ impl Agent {
         }
         match look {
             Look::Data(control) => self.data = self.present(&control),
+            Look::Unknown(error) => self.fail(&error),
             Look::Nothing => {
                 tracing::error!("the data directory is gone: this instance begins anew");
                 self.given_up = Some("its data directory was gone".into());
@@ -213,10 +232,7 @@ impl Agent {
                 });
                 match forgotten {
                     Ok(()) => self.data = Data::Empty,
-                    Err(error) => {
-                        self.fail(&error);
-                        self.look_again();
-                    }
+                    Err(error) => self.fail(&error),
                 }
             }
         }

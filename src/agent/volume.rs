@@ -260,6 +260,9 @@ pub struct State {
     /// The data was cloned or rewound from the holder of this term, and has not been consistent since.
     #[serde(default)]
     pub fresh: Option<i64>,
+    /// What of the data is not in the primary's history and is given up, in a sentence: noted before it is.
+    #[serde(default)]
+    pub gives_up: Option<String>,
     /// How the copy was last made fit to follow again.
     #[serde(default)]
     pub rejoined: Option<Rejoined>,

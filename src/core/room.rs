@@ -63,7 +63,7 @@ pub enum Reserve {
     Make(u64),
 }
 
-/// What to do with the reserve of a volume. `eaten`: whether clients or a stream of WAL may write to it now.
+/// What to do with the reserve of a volume. `eaten`: whether a primary or a stream of WAL may write to it now.
 pub fn reserve(room: Room, full: bool, eaten: bool) -> Reserve {
     if room.free < SEGMENT && room.reserve > LAST && !eaten {
         Reserve::GiveUp
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_reserve_is_given_up_when_nobody_can_eat_it_and_made_again_when_there_is_room() {
-        assert_eq!(reserve(room(3, 64), true, true), Reserve::Keep, "clients would eat it");
+        assert_eq!(reserve(room(3, 64), true, true), Reserve::Keep, "it would be eaten");
         assert_eq!(reserve(room(3, 64), true, false), Reserve::GiveUp);
         assert_eq!(reserve(room(3, 4), true, false), Reserve::Keep, "the last of it is the agent's");
         assert_eq!(reserve(room(63, 4), true, false), Reserve::Keep);

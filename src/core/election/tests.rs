@@ -209,6 +209,18 @@ fn nobody_begins_anew_on_empty_volumes_while_the_lease_tells_of_data() {
 }
 
 #[test]
+fn what_is_given_up_begins_where_the_histories_part() {
+    let holder = History { term: 5, forks: vec![(1, Some(Lsn(100))), (3, Some(Lsn(200))), (4, None)] };
+    assert_eq!(holder.parts(&[(1, Lsn(90))]), None, "it is only behind");
+    assert_eq!(holder.parts(&[(1, Lsn(100)), (3, Lsn(200)), (4, Lsn(900))]), None);
+    assert_eq!(holder.parts(&[(1, Lsn(130))]), Some((1, Lsn(100))), "it wrote on after the fork");
+    assert_eq!(holder.parts(&[(1, Lsn(80)), (2, Lsn(400))]), Some((1, Lsn(80))), "a timeline of its own");
+    assert_eq!(holder.parts(&[(1, Lsn(100)), (3, Lsn(250))]), Some((3, Lsn(200))));
+    assert_eq!(holder.parts(&[(2, Lsn(50))]), Some((0, Lsn(0))), "nothing in common");
+    assert_eq!(holder.parts(&[]), None);
+}
+
+#[test]
 fn a_full_volume_comes_after_position_and_before_the_wish() {
     let mut world = running();
     (world.tenure, world.engine, world.data) = (None, EngineState::Stopped, member(None));

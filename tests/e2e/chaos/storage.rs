@@ -21,6 +21,7 @@ async fn disk_full(suite: &'static Suite, case: Case) -> Result {
     let world = World::start(suite, &case, spec, Load::LIGHT).await?;
     world.converged().await?;
     let (term, primary) = (world.term().await?, world.primary().await?);
+    world.sql(&primary, "create table forced (n int)").await?;
     for pod in case.pods("db").await? {
         fill(&world, &pod.name_any()).await?;
     }
@@ -32,10 +33,13 @@ async fn disk_full(suite: &'static Suite, case: Case) -> Result {
     let refused = world.sql(&primary, "insert into acknowledged values (-1, 0)").await;
     assert!(refused.as_ref().is_err_and(|why| why.contains("read-only")), "{refused:?}");
     // What is written on purpose gets as far as the segments of WAL that are there, and PostgreSQL is not over with that.
-    for _ in 0..12 {
-        let force = "set transaction_read_only = off; insert into acknowledged values (-1, 0) on conflict do nothing; \
-                     select pg_switch_wal()";
-        let _ = world.sql(&primary, force).await;
+    for row in 0..12 {
+        let force =
+            format!("set transaction_read_only = off; insert into forced values ({row}); select pg_switch_wal()");
+        if let Err(why) = world.sql(&primary, &force).await {
+            say(&format!("after {row} segments: {why}"));
+            break;
+        }
     }
     let settles = Instant::now();
     while settles.elapsed() < Duration::from_secs(30) {
