@@ -21,7 +21,7 @@ async fn disk_full(suite: &'static Suite, case: Case) -> Result {
     let world = World::start(suite, &case, spec, Load::LIGHT).await?;
     world.converged().await?;
     let (term, primary) = (world.term().await?, world.primary().await?);
-    world.sql(&primary, "create table forced (n int)").await?;
+    world.sql(&primary, "create table forced (n int); insert into forced values (-1)").await?;
     for pod in case.pods("db").await? {
         fill(&world, &pod.name_any()).await?;
     }
