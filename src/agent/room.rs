@@ -46,9 +46,11 @@ impl Agent {
         // Before the configuration was read nothing is started, and it is not known what a volume was asked to hold.
         let Some(config) = &self.config else { return };
         let (layout, storage) = (&self.place.layout, &config.spec.storage);
-        let data = look(disk(layout.data()), asked(&storage.size), layout.reserve());
+        self.rooms.disk = disk(layout.data()).ok();
+        let data = self.rooms.disk.map(|disk| room(disk, asked(&storage.size), layout.reserve()));
         let wal = layout.wal_reserve().zip(storage.wal_size.as_ref());
-        let wal = wal.and_then(|(reserve, size)| look(disk(layout.wal()), asked(size), reserve));
+        self.rooms.wal_disk = wal.as_ref().and_then(|_| disk(layout.wal()).ok());
+        let wal = self.rooms.wal_disk.zip(wal).map(|(disk, (reserve, size))| room(disk, asked(size), reserve));
         let looks = [(data, &mut self.rooms.data_full), (wal, &mut self.rooms.wal_full)];
         let mut acts = Vec::new();
         let mut roomy = true;
@@ -58,10 +60,6 @@ impl Agent {
             *full = room.full(*full);
             roomy &= room.roomy();
             acts.push((reserve(room, *full, eaten), file));
-        }
-        (self.rooms.disk, self.rooms.wal_disk) = (disk(layout.data()).ok(), None);
-        if layout.wal_reserve().is_some() {
-            self.rooms.wal_disk = disk(layout.wal()).ok();
         }
         self.rooms.roomy = roomy && self.rooms.disk.is_some();
         let full = first_full(self.rooms.data_full, self.rooms.wal_full);
@@ -146,7 +144,6 @@ impl Agent {
     }
 }
 
-fn look(disk: Result<Disk, Error>, asked: u64, file: ReserveFile) -> Option<(Room, ReserveFile)> {
-    let Disk { free, total } = disk.ok()?;
-    Some((Room { free, total: total.min(asked), reserve: file.size() }, file))
+fn room(disk: Disk, asked: u64, file: ReserveFile) -> (Room, ReserveFile) {
+    (Room { free: disk.free, total: disk.total.min(asked), reserve: file.size() }, file)
 }
