@@ -3,8 +3,9 @@
 use tokio::sync::oneshot;
 
 use super::run::{Agent, show};
-use crate::api::agent::{CommandAnswer, LeaveCommand, RestartCommand, SwitchoverCommand};
+use crate::api::agent::{CommandAnswer, HandOverReason, LeaveCommand, RestartCommand, SwitchoverCommand};
 use crate::api::archive::{BackupCommand, CancelBackupCommand};
+use crate::core::election::planned::{Target, target};
 
 /// A command with where to answer.
 #[derive(Debug)]
@@ -19,6 +20,15 @@ pub enum Command {
     Backup(BackupCommand, oneshot::Sender<Result<CommandAnswer, String>>),
     /// End one, and leave nothing of it.
     CancelBackup(CancelBackupCommand, oneshot::Sender<Result<CommandAnswer, String>>),
+}
+
+/// Another primary that is to be, because somebody asked for it or because the own volume is full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Switchover {
+    pub(super) to: String,
+    /// The command that asked for it.
+    pub(super) id: Option<String>,
+    pub(super) reason: HandOverReason,
 }
 
 impl Agent {
@@ -73,22 +83,19 @@ impl Agent {
             let done = self.register().is_some_and(|register| !register.released());
             return Ok(CommandAnswer { done, ..under_way });
         }
-        if self.switchover.as_ref().is_some_and(|present| present.id == command.id) {
+        if self.switchover.as_ref().is_some_and(|present| present.id.as_ref() == Some(&command.id)) {
             return Ok(under_way);
         }
         let me = &self.me.instance;
-        let ready = self.members.ready();
-        let to = match &command.to {
-            Some(to) if to == me => return Ok(CommandAnswer { done: true, message: format!("{to} is the primary") }),
-            Some(to) => ready.iter().find(|instance| *instance == to).cloned(),
-            None => ready.first().cloned(),
-        };
-        let Some(to) = to else {
-            let wanted = command.to.as_deref().unwrap_or("no replica");
-            return Err(format!("{wanted} does not stream from {me} now, so it cannot take over"));
+        let to = match target(command.to.as_deref(), me, &self.members.candidates()) {
+            Target::Present => return Ok(CommandAnswer { done: true, message: format!("{me} is the primary") }),
+            Target::To(to) => to,
+            Target::Nobody(who) => {
+                return Err(format!("{who} does not stream from {me} now, so it cannot take over"));
+            }
         };
         tracing::info!(id = %command.id, to, reason = %command.reason, "a switchover was asked for");
-        self.switchover = Some(SwitchoverCommand { to: Some(to), ..command });
+        self.switchover = Some(Switchover { to, id: Some(command.id), reason: HandOverReason::Switchover });
         Ok(under_way)
     }
 

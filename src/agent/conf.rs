@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
 use super::Error;
 use super::files::Secrets;
 use super::postmaster::Files;
@@ -77,8 +79,8 @@ pub enum Aim {
 }
 
 impl Place {
-    /// The files of the data directory.
-    pub fn files(&self, config: &ClusterConfig, chosen: &Chosen, aim: &Aim) -> Result<Files, Error> {
+    /// The files of the data directory. `full`: whether a volume is full, so that clients shall not write.
+    pub fn files(&self, config: &ClusterConfig, chosen: &Chosen, aim: &Aim, full: bool) -> Result<Files, Error> {
         let version_file = self.layout.pgdata().join("PG_VERSION");
         let version = std::fs::read_to_string(&version_file).map_err(Error::io("read", version_file))?;
         let standby = !matches!(aim, Aim::Primary(_));
@@ -90,6 +92,7 @@ impl Place {
             tls: self.secrets.tls(),
             role: self.role(config, aim)?,
             archiving: self.archiving(config),
+            read_only: full && !matches!(aim, Aim::Standby { .. }),
         };
         let derived = self.derived(config, chosen)?;
         let all = settings::render(&derived, &chosen.parameters, &own);
@@ -102,6 +105,11 @@ impl Place {
             return Archiving::none();
         }
         Archiving { command: self.archiver.archive_command(), timeout: backup.archive_timeout_seconds }
+    }
+
+    /// Writes what differs of them, also where the volume is full.
+    pub fn write(&self, files: &Files) -> Result<bool, Error> {
+        self.layout.make_room(|| files.write(&self.layout.pgdata()))
     }
 
     fn role(&self, config: &ClusterConfig, aim: &Aim) -> Result<Role, Error> {
@@ -119,10 +127,7 @@ impl Place {
 
     fn derived(&self, config: &ClusterConfig, chosen: &Chosen) -> Result<BTreeMap<String, String>, Error> {
         let storage = &config.spec.storage;
-        // What was asked for, because a volume may be a folder of a much larger disk that others share.
-        let asked = storage.wal_size.as_ref().unwrap_or(&storage.size);
-        let asked = quantity::parse(&asked.0).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX);
-        let size = asked.min(disk(self.layout.wal())?.total);
+        let size = asked(storage.wal_size.as_ref().unwrap_or(&storage.size)).min(disk(self.layout.wal())?.total);
         let connections = chosen.parameters.get("max_connections").and_then(|value| value.parse().ok()).unwrap_or(100);
         Ok(settings::derived(self.memory, size, connections))
     }
@@ -144,4 +149,9 @@ impl Place {
             key,
         })
     }
+}
+
+/// Bytes that were asked for: a volume may be a folder of a much larger disk that others share.
+pub fn asked(size: &Quantity) -> u64 {
+    quantity::parse(&size.0).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX)
 }

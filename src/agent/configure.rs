@@ -28,7 +28,8 @@ impl Agent {
         };
         let (Some(config), Some(postmaster)) = (&self.config, &self.postmaster) else { return };
         let chosen = self.chosen(config);
-        let files = match self.place.files(config, &chosen, &aim) {
+        let full = self.rooms.full.is_some();
+        let files = match self.place.files(config, &chosen, &aim, full) {
             Ok(files) => files,
             Err(error) => {
                 self.duties.trouble = Some(error.to_string());
@@ -39,7 +40,7 @@ impl Agent {
         match &mut self.duties.written {
             Some(written) if written.files == files => written.chosen = chosen,
             _ => {
-                if let Err(error) = files.write(&self.place.layout.pgdata()) {
+                if let Err(error) = self.place.write(&files) {
                     self.duties.trouble = Some(error.to_string());
                     return;
                 }

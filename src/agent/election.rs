@@ -153,11 +153,12 @@ impl Agent {
         }
         let still = self.job.is_none()
             && matches!(self.engine, EngineState::Stopped | EngineState::Standby { source: None, .. });
-        let (draining, backlog) = (self.stopping.is_some(), self.backlog());
+        let (draining, backlog, full) = (self.stopping.is_some(), self.backlog(), self.rooms.full.is_some());
         self.decide(|view| {
             let member = may_freeze(view)?;
             let known = member.end_known || *view.engine == EngineState::Stopped;
-            Ok((still && known).then(|| answer(view, member, &waiting.version, backlog, draining)))
+            let answer = || Answer { full, ..answer(view, member, &waiting.version, backlog, draining) };
+            Ok((still && known).then(answer))
         })
     }
 

@@ -7,7 +7,7 @@ use super::bootstrap::{Wish, bootstrap, control};
 use super::clone::clone;
 use super::conf::Aim;
 use super::fence::Fence;
-use super::history::{forget_reserved, reserve};
+use super::history::{forget_reserved, history_of, reserve};
 use super::peers::Peers;
 use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
 use super::process::boottime;
@@ -114,6 +114,7 @@ impl Agent {
             // What stands here answers no election any more: its place will be taken.
             self.give_up_data(&self.given_up.clone().unwrap_or_default())?;
         }
+        self.note_what_is_given_up(&source)?;
         let member = planned.unwrap_or_else(|| format!("{}-{}", self.me.instance, random_word()));
         tracing::info!(from = %source.instance, member, "copies the primary's data");
         let (processes, place, from) = (self.processes.clone(), self.place.clone(), source.clone());
@@ -135,6 +136,8 @@ impl Agent {
     /// Brings data that went another way back into the holder's history.
     pub(super) fn rewind(&mut self, source: Source) -> Result<(), Error> {
         let Some(config) = self.config.clone() else { return Ok(()) };
+        self.give_way();
+        self.note_what_is_given_up(&source)?;
         let member = format!("{}-{}", self.me.instance, random_word());
         tracing::warn!(to = %source.instance, member, "this data went another way than the primary's: it is rewound");
         self.elections.marker_gone = boottime();
@@ -159,13 +162,31 @@ impl Agent {
         Ok(())
     }
 
+    /// Notes and logs how much of the data is not in the holder's history, before it goes: nothing of it is kept aside.
+    fn note_what_is_given_up(&mut self, source: &Source) -> Result<(), Error> {
+        let fork = self.elections.fork.as_ref().filter(|fork| fork.term == source.term);
+        let (Data::Present(member), Some(fork)) = (&self.data, fork) else { return Ok(()) };
+        let (timeline, end) = (member.timeline, member.end);
+        let mut own = history_of(&self.place.layout.pgdata(), timeline);
+        own.push((timeline, end));
+        let Some((last, parts)) = fork.parts(&own) else { return Ok(()) };
+        // Where it crashed, its end is told only by a recovery.
+        let least = if member.end_known { "" } else { "at least " };
+        let what = format!(
+            "its WAL after {parts} (timeline {last}) up to {least}{end} (timeline {timeline}) is not in the history of {} and is given up",
+            source.instance
+        );
+        tracing::error!("{what}");
+        self.remember(|state| state.gives_up = Some(what))
+    }
+
     fn rewound(&mut self, term: i64, outcome: Outcome) -> Result<(), Error> {
         self.engine = EngineState::Stopped;
         match outcome {
             Outcome::Rewound(control) => {
-                let rejoined =
-                    Rejoined { how: Rejoin::Rewound, at: now(), reason: "its history was not the primary's".into() };
                 self.remember(|state| {
+                    let reason = state.gives_up.take().unwrap_or_else(|| "its history was not the primary's".into());
+                    let rejoined = Rejoined { how: Rejoin::Rewound, at: now(), reason };
                     (state.unfinished, state.fresh, state.rejoined) = (false, Some(term), Some(rejoined));
                 })?;
                 self.data = self.present(&control);
@@ -178,7 +199,11 @@ impl Agent {
                 // The holder's agent knows better than its control file.
                 let inside =
                     self.elections.fork.as_ref().is_some_and(|fork| fork.contains(member.timeline, member.end));
-                if inside { Ok(()) } else { self.give_up_data("its history is not the primary's") }
+                if inside {
+                    self.remember(|state| state.gives_up = None)
+                } else {
+                    self.give_up_data("its history is not the primary's")
+                }
             }
             Outcome::Untouched(error) => {
                 self.remember(|state| state.unfinished = false)?;
@@ -193,6 +218,7 @@ impl Agent {
 
     /// Makes the standby take writes, on exactly this timeline.
     pub(super) fn promote(&mut self, target: u32) -> Result<(), Error> {
+        self.give_way();
         let (Some(config), Some(sync), Some(postmaster)) = (&self.config, self.sync_setting(), &self.postmaster) else {
             return Ok(());
         };
@@ -206,8 +232,9 @@ impl Agent {
         // It stands in the configuration before the first write: not even the first commit is alone.
         let names = sync_names::any(sync.k, &sync.members);
         let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &Aim::Promotion(sync.clone()))?;
-        files.write(&pgdata)?;
+        let full = self.rooms.full.is_some();
+        let files = self.place.files(config, &chosen, &Aim::Promotion(sync.clone()), full)?;
+        self.place.write(&files)?;
         self.duties.wrote(chosen, &Aim::Primary(sync), Files { standby: false, ..files });
         postmaster.reload();
         let slots = self.slots_of_members();
@@ -232,12 +259,14 @@ impl Agent {
     }
 
     pub(super) fn start_primary(&mut self) -> Result<(), Error> {
+        self.give_way();
         let (Some(config), Some(sync)) = (&self.config, self.sync_setting()) else { return Ok(()) };
         // It stands in the configuration before the first connection: not even the first commit is alone.
         let aim = Aim::Primary(sync);
         let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &aim)?;
-        files.write(&self.place.layout.pgdata())?;
+        let full = self.rooms.full.is_some();
+        let files = self.place.files(config, &chosen, &aim, full)?;
+        self.place.write(&files)?;
         self.duties.wrote(chosen, &aim, files);
         tracing::info!("starts PostgreSQL as the primary");
         let fence = self.fence.clone();
@@ -245,11 +274,13 @@ impl Agent {
     }
 
     pub(super) fn start_standby(&mut self, source: Option<Source>) -> Result<(), Error> {
+        self.give_way();
         let Some(config) = &self.config else { return Ok(()) };
         let aim = self.standby_aim(source.clone());
         let chosen = self.chosen(config);
-        let files = self.place.files(config, &chosen, &aim)?;
-        files.write(&self.place.layout.pgdata())?;
+        let full = self.rooms.full.is_some();
+        let files = self.place.files(config, &chosen, &aim, full)?;
+        self.place.write(&files)?;
         self.duties.wrote(chosen, &aim, files);
         if let Data::Present(member) = &self.data {
             forget_reserved(&self.place.layout.pgdata(), member.timeline)?;
@@ -306,6 +337,7 @@ impl Agent {
             return;
         };
         let primary = matches!(self.engine, EngineState::Primary);
+        self.give_way();
         let (processes, socket) = (self.processes.clone(), self.place.socket.clone());
         let pgdata = self.place.layout.pgdata();
         // A start that is given up may have come far enough to be writable.
@@ -493,10 +525,13 @@ impl Agent {
             (state.member, state.marker, state.proof, state.hopeless) = (Some(member), false, None, true);
         })?;
         self.place.layout.go_live(&self.lock)?;
-        let rejoined = self.given_up.take().map(|reason| Rejoined { how: Rejoin::Recloned, at: now(), reason });
+        let why = self.given_up.take();
         self.remember(|state| {
             (state.hopeless, state.fresh) = (false, None);
-            state.rejoined = rejoined.or(state.rejoined.take());
+            let reason = [why, state.gives_up.take()].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            if !reason.is_empty() {
+                state.rejoined = Some(Rejoined { how: Rejoin::Recloned, at: now(), reason });
+            }
         })?;
         (self.cannot_follow, self.elections.marker_gone) = (false, boottime());
         self.look_at_volume().await

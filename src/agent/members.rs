@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::peers::Heard;
 use super::sql::Walsender;
 use crate::api::agent::{Phase, ReplicaReport};
+use crate::core::election::planned::Candidate;
 use crate::core::election::{Boot, Joined, Register};
 
 /// The book, for one term.
@@ -140,12 +141,31 @@ impl Members {
     }
 
     /// Instances that could take over now: those that follow and stream, by name.
-    pub fn ready(&self) -> Vec<String> {
+    pub fn candidates(&self) -> Vec<Candidate> {
         let mut ready: Vec<&Known> =
             self.known.values().filter(|known| known.confirmed && known.streaming && known.marker).collect();
         ready.retain(|known| !self.leaving.contains(&known.instance));
         ready.sort_by_key(|known| &known.instance);
-        ready.into_iter().map(|known| known.instance.clone()).collect()
+        let report = |known: &Known| self.heard.get(&known.instance).map(|heard| &heard.report);
+        ready
+            .into_iter()
+            .map(|known| Candidate {
+                instance: known.instance.clone(),
+                full: report(known).is_some_and(|report| report.full.is_some()),
+                roomy: report(known).is_some_and(|report| report.roomy && !report.draining),
+            })
+            .collect()
+    }
+
+    /// Instances with a full volume.
+    pub fn full(&self) -> Vec<String> {
+        let full = self.heard.values().filter(|heard| heard.report.full.is_some());
+        full.map(|heard| heard.instance.clone()).collect()
+    }
+
+    /// How long this term has lasted.
+    pub fn age(&self, now: Boot) -> Duration {
+        now.saturating_sub(self.began)
     }
 
     /// Ids that have or may need a slot: members of instances that are wanted.
@@ -204,7 +224,7 @@ mod tests {
     fn heard(instance: &str, member: &str, term: i64) -> Heard {
         let report = serde_json::json!({
             "instance": instance, "podUid": "u", "agentVersion": "1", "phase": "replica",
-            "member": member, "systemId": "s", "term": term, "ready": true, "streaming": true, "timeline": 2,
+            "member": member, "systemId": "s", "term": term, "ready": true, "marker": true, "streaming": true, "timeline": 2,
         });
         Heard {
             instance: instance.into(),
@@ -245,6 +265,18 @@ mod tests {
         assert!(second.confirmed && second.streaming && second.gone_for == 0 && !second.leaving);
         assert!(!third.confirmed, "it follows an older term");
         assert!(!members.complete(&wanted(), "db-1"));
+    }
+
+    #[test]
+    fn a_candidate_says_whether_it_has_room() {
+        let mut roomy = heard("db-2", "db-2-a", 5);
+        roomy.report.roomy = true;
+        let mut full = heard("db-3", "db-3-a", 5);
+        full.report.full = Some(crate::api::agent::FullVolume::Data);
+        let members = book(vec![roomy, full], &[sender("db-2-a"), sender("db-3-a")]);
+        let told: Vec<_> = members.candidates().into_iter().map(|c| (c.instance, c.full, c.roomy)).collect();
+        assert_eq!(told, [("db-2".to_owned(), false, true), ("db-3".to_owned(), true, false)]);
+        assert_eq!(members.full(), ["db-3"]);
     }
 
     #[test]

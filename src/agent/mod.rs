@@ -31,6 +31,7 @@ mod publish;
 pub mod report;
 pub mod restore;
 pub mod rewind;
+mod room;
 pub mod rules;
 pub mod run;
 pub mod server;

@@ -7,8 +7,9 @@ use super::process::boottime;
 use super::report::Numbers;
 use super::run::{Agent, show};
 use crate::api::agent::{Phase, Report};
+use crate::core::election::planned::waits_for_smaller;
 use crate::core::election::{Data, EngineState, Identity, Job, Tenure};
-use crate::engine::postgres::{settings, sync_names};
+use crate::engine::postgres::sync_names;
 
 /// A replica stays ready this long without a stream: its primary may be restarting.
 const GAP: Duration = Duration::from_secs(10);
@@ -31,6 +32,7 @@ impl Agent {
         report.phase = self.phase();
         report.member.clone_from(&self.state.member);
         report.system_id = self.data.system_id().map(ToOwned::to_owned);
+        report.empty = self.data == Data::Empty;
         report.term = match (&self.tenure, &self.engine) {
             (Some(tenure), _) => tenure.term,
             (None, EngineState::Standby { source: Some(source), .. }) => source.term,
@@ -39,9 +41,13 @@ impl Agent {
         report.register = self.register().and_then(|register| serde_json::to_string(register).ok());
         report.config_generation = self.duties.loaded;
         report.pending_restart.clone_from(&self.duties.pending);
-        report.restart_in_place = self.waits_for_smaller();
+        report.restart_in_place = self.engine == EngineState::Primary
+            && self.config.as_ref().zip(self.critical).is_some_and(|(config, critical)| {
+                waits_for_smaller(&self.duties.pending, critical, &config.parameters)
+            });
         report.restarted_for.clone_from(&self.state.restarted_for);
-        report.disk = self.place.layout.disk().ok();
+        (report.disk, report.wal_disk) = (self.rooms.disk, self.rooms.wal_disk);
+        (report.full, report.roomy) = (self.rooms.full, self.rooms.roomy);
         report.rejoined.clone_from(&self.state.rejoined);
         report.marker = self.state.marker;
         report.draining = self.stopping.is_some();
@@ -81,7 +87,8 @@ impl Agent {
             EngineState::Standby { .. } => report.streaming && report.timeline == self.register().map(|r| r.timeline),
             EngineState::Stopped | EngineState::Busy(_) => true,
         };
-        let eager = !report.ready || !follows;
+        // Nothing hastens room on a volume.
+        let eager = !report.ready && report.full.is_none() || !follows;
         self.eager.send_if_modified(|present| std::mem::replace(present, eager) != eager);
         let numbers = seen.map(|seen| Numbers {
             connections: seen.status.connections,
@@ -92,21 +99,6 @@ impl Agent {
             slots: seen.slots.iter().filter_map(|slot| Some((slot.name.clone(), slot.retained?))).collect(),
         });
         self.shared.publish(report, numbers);
-    }
-
-    /// Whether one of the settings that wait for a restart gets smaller, and is one below which no replica may go: each of them
-    /// keeps the primary's value until that one has gone down.
-    fn waits_for_smaller(&self) -> bool {
-        let (Some(config), Some(critical), EngineState::Primary) = (&self.config, &self.critical, &self.engine) else {
-            return false;
-        };
-        let defaults = settings::defaults();
-        critical.pairs().into_iter().any(|(name, running)| {
-            let wanted =
-                config.parameters.get(name).or_else(|| defaults.get(name)).and_then(|value| value.parse().ok());
-            self.duties.pending.iter().any(|pending| pending == name)
-                && wanted.is_some_and(|wanted: u32| wanted < running)
-        })
     }
 
     fn phase(&self) -> Phase {
@@ -139,7 +131,12 @@ impl Agent {
                     let rules = self.register().map(|register| show(&register.rules)).unwrap_or_default();
                     return Err(format!("the sync rule is not set yet: {rules}"));
                 }
-                Ok(())
+                match self.rooms.full {
+                    Some(full) => {
+                        Err(format!("its {} is full, so it takes no writes: raise {}", full.name(), full.field()))
+                    }
+                    None => Ok(()),
+                }
             }
             EngineState::Standby { source: Some(source), .. } => {
                 let Some(seen) = seen else { return Err("PostgreSQL does not answer yet".into()) };

@@ -158,11 +158,24 @@ fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
         "Settings whose new value waits for a restart.",
         i64::try_from(report.pending_restart.len()).unwrap_or(i64::MAX),
     )?;
+    let size = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Some(disk) = report.disk {
-        let size = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         gauge("hello_pg_disk_free_bytes", "Bytes that can still be written to the data volume.", size(disk.free))?;
         gauge("hello_pg_disk_total_bytes", "Bytes of the data volume.", size(disk.total))?;
     }
+    if let Some(disk) = report.wal_disk {
+        gauge(
+            "hello_pg_wal_disk_free_bytes",
+            "Bytes that can still be written to the volume of the WAL.",
+            size(disk.free),
+        )?;
+        gauge("hello_pg_wal_disk_total_bytes", "Bytes of the volume of the WAL.", size(disk.total))?;
+    }
+    gauge(
+        "hello_pg_disk_full",
+        "Whether a volume is full, so that this instance would take no writes.",
+        i64::from(report.full.is_some()),
+    )?;
     let named =
         |replica: &crate::api::agent::ReplicaReport| replica.instance.clone().unwrap_or_else(|| replica.member.clone());
     let mut lag: Vec<(String, i64)> = report
@@ -238,6 +251,7 @@ mod tests {
             lsn: Some(Lsn(1000)),
             ready: true,
             rules_confirmed: true,
+            full: Some(crate::api::agent::FullVolume::Data),
             ..Report::new("db-1", "u")
         };
         report.replicas.push(ReplicaReport {
@@ -250,13 +264,14 @@ mod tests {
         let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }).unwrap();
         for line in [
             "hello_pg_up 0",
+            "hello_pg_disk_full 1",
             "hello_pg_role{role=\"primary\"} 1",
             "hello_pg_term 3",
             "hello_pg_replication_lag_bytes{instance=\"db-2\"} 100",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
-        assert!(!text.contains("hello_pg_disk") && !text.contains("hello_pg_connections"), "{text}");
+        assert!(!text.contains("hello_pg_disk_free") && !text.contains("hello_pg_connections"), "{text}");
         assert!(!text.contains("hello_pg_archive"), "{text}");
     }
 

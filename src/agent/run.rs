@@ -18,7 +18,7 @@ use super::Error;
 use super::archive::Archive;
 use super::archive::stores::Stores;
 use super::backups::{Backups, socket_path};
-use super::commands::Command;
+use super::commands::{Command, Switchover};
 use super::conf::{Archiver, Place};
 use super::configure::Reread;
 use super::election::{Elections, FreezeAnswer};
@@ -35,16 +35,18 @@ use super::postmaster::Postmaster;
 use super::probe::{Verdict, Watched};
 use super::process::{Processes, boottime};
 use super::report::Shared;
+use super::room::Rooms;
 use super::sql::Socket;
 use super::steps::Look;
 use super::tenure::{Containers, Write};
 use super::tls::Tls;
 use super::volume::{Chosen, Layout, State, VolumeLock};
-use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, HoldAnswer, HoldRequest, Lsn, SwitchoverCommand};
+use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, HoldAnswer, HoldRequest, Lsn};
 use crate::api::archive::{BackupEnd, CatalogReport};
 use crate::api::names::{BACKUP_MOUNT, Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::backup::target::CloudIdentity;
 use crate::config::AgentArgs;
+use crate::core::election::planned::wish;
 use crate::core::election::{Answer, Boot, Data, EngineState, Identity, Register, Rule, Seen, Tenure, Terms, View};
 use crate::core::quantity;
 use crate::engine::postgres::control::Critical;
@@ -105,6 +107,8 @@ pub enum Event {
     BackupEnded(String, Box<BackupEnd>),
     /// The store was looked at.
     Catalog(Box<CatalogReport>),
+    /// The reserve of a volume was made, or could not be.
+    Reserved(Result<(), Error>),
     /// The volume was looked at.
     Looked(Look),
     /// What was killed has ended, or has not.
@@ -161,8 +165,10 @@ pub(super) struct Agent {
     pub(super) holds: Holds,
     /// PostgreSQL was stopped on purpose, to be started again in place.
     pub(super) restarting: bool,
+    /// The room on the volumes.
+    pub(super) rooms: Rooms,
     /// Another primary was asked for.
-    pub(super) switchover: Option<SwitchoverCommand>,
+    pub(super) switchover: Option<Switchover>,
     pub(super) tenure: Option<Tenure>,
     pub(super) config: Option<ClusterConfig>,
     pub(super) terms: Option<Terms>,
@@ -297,6 +303,7 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
         elections: Elections::new(),
         holds: Holds::new(state.hold.as_ref()),
         restarting: false,
+        rooms: Rooms::default(),
         switchover: None,
         tenure: None,
         config: None,
@@ -426,8 +433,10 @@ fn listen_to_signals(events: &mpsc::Sender<Event>) -> Result<(), Error> {
 impl Agent {
     /// One turn: what do the facts ask for?
     async fn turn(&mut self) {
+        self.look_at_room();
         self.notice_end_of_postgres().await;
         self.notice_illness().await;
+        self.look_if_unknown();
         self.read_lease_if_due();
         self.step_lease();
         self.step_engine().await;
@@ -454,10 +463,11 @@ impl Agent {
             (Some(_), Some((_, seen)), Some(terms)) => self.members.joined(&seen.register, &terms.instances, now),
             _ => Vec::new(),
         };
-        // What somebody asked for goes before what the configuration says.
-        let asked = self.switchover.as_ref().and_then(|command| command.to.clone());
-        let terms =
-            self.terms.as_ref().map(|terms| Terms { primary: asked.or(terms.primary.clone()), ..terms.clone() });
+        let asked = self.switchover.as_ref().map(|asked| asked.to.as_str());
+        let terms = self.terms.as_ref().map(|terms| Terms {
+            primary: wish(asked, terms.primary.as_deref(), &self.members.full()),
+            ..terms.clone()
+        });
         function(&View {
             now,
             me: &self.me,
@@ -501,6 +511,7 @@ impl Agent {
             Event::Config(Err(error)) => self.waits = Some(error.to_string()),
             Event::Job(serial, end) => self.job_ended(serial, *end).await,
             Event::Looked(look) => self.looked(look),
+            Event::Reserved(outcome) => self.reserved(&outcome),
             Event::Cleared(complete) => self.cleared(complete),
             Event::Child => self.processes.reap_orphans(),
             Event::Stop => {

@@ -44,7 +44,7 @@ impl Socket {
     /// A new session.
     ///
     /// The agent's own commits never wait for a replica: they repeat when they are lost, and a loop that waits for
-    /// replicas could not bring them about.
+    /// replicas could not bring them about. On a full volume clients do not write; what the agent writes is little.
     pub async fn open(&self, database: &str) -> Result<Session, Error> {
         let mut config = tokio_postgres::Config::new();
         config
@@ -54,7 +54,9 @@ impl Socket {
             .dbname(database)
             .application_name("hello-operator")
             .connect_timeout(CONNECT)
-            .options("-c synchronous_commit=local -c statement_timeout=0 -c lock_timeout=5s");
+            .options(
+                "-c synchronous_commit=local -c statement_timeout=0 -c lock_timeout=5s -c default_transaction_read_only=off",
+            );
         let what = "a session";
         let (client, connection) = tokio::time::timeout(CONNECT, config.connect(NoTls))
             .await

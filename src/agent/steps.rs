@@ -19,6 +19,9 @@ const CLONE_EVERY: Duration = Duration::from_mins(5);
 /// After a failed job the next one waits, twice as long each time, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
+/// So often in a row the volume is looked at, over about six seconds; then people hear of it, and the loop tries again.
+const LOOKS: u32 = 7;
+
 /// What is on the volume.
 #[derive(Debug)]
 pub enum Look {
@@ -26,6 +29,8 @@ pub enum Look {
     Data(Box<ControlData>),
     /// None.
     Nothing,
+    /// It could not be told.
+    Unknown(Error),
 }
 
 impl Agent {
@@ -98,8 +103,13 @@ impl Agent {
             return;
         }
         tracing::error!(%status, "PostgreSQL ended by itself");
-        self.tenure_ends(HandOverReason::PostgresDied);
         self.fail(&Error::Program { program: "PostgreSQL".into(), outcome: format!("ended with {status}") });
+        if self.engine == EngineState::Primary && self.nobody_has_room() {
+            tracing::error!("its volume is full, as are the others': it starts again in place, and takes no writes");
+            self.restarting = true;
+        } else {
+            self.tenure_ends(HandOverReason::PostgresDied);
+        }
         self.cleared_away().await;
     }
 
@@ -174,6 +184,7 @@ impl Agent {
         let (processes, events, pgdata) = (self.processes.clone(), self.events.clone(), self.place.layout.pgdata());
         tokio::spawn(async move {
             let mut pause = Duration::from_millis(100);
+            let mut left = LOOKS;
             loop {
                 let there = tokio::fs::try_exists(pgdata.join("PG_VERSION")).await;
                 let error = match there {
@@ -184,11 +195,23 @@ impl Agent {
                     },
                     Err(error) => Error::io("look at", &pgdata)(error),
                 };
+                left -= 1;
+                if left == 0 {
+                    break drop(events.send(Event::Looked(Look::Unknown(error))).await);
+                }
                 tracing::warn!(%error, "the control file cannot be read");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause *= 2;
             }
         });
+    }
+
+    /// What could not be told of the volume is looked at again when the failure has had its pause.
+    pub(super) fn look_if_unknown(&mut self) {
+        let stopped = self.engine == EngineState::Stopped && !self.doomed;
+        if stopped && self.data == Data::Unknown && boottime() >= self.not_before {
+            self.look_again();
+        }
     }
 
     /// What is on the volume now.
@@ -199,6 +222,7 @@ impl Agent {
         }
         match look {
             Look::Data(control) => self.data = self.present(&control),
+            Look::Unknown(error) => self.fail(&error),
             Look::Nothing => {
                 tracing::error!("the data directory is gone: this instance begins anew");
                 self.given_up = Some("its data directory was gone".into());
@@ -208,10 +232,7 @@ impl Agent {
                 });
                 match forgotten {
                     Ok(()) => self.data = Data::Empty,
-                    Err(error) => {
-                        self.fail(&error);
-                        self.look_again();
-                    }
+                    Err(error) => self.fail(&error),
                 }
             }
         }
@@ -364,10 +385,11 @@ impl Agent {
             EngineStep::Promote(timeline) => self.promote(timeline).map(|()| false),
             EngineStep::HandOver(wish) => {
                 tracing::info!(to = %wish, "hands over");
-                self.tenure_ends(HandOverReason::Switchover);
-                if let Some(command) = self.switchover.take() {
+                let asked = self.switchover.take();
+                self.tenure_ends(asked.as_ref().map_or(HandOverReason::Switchover, |asked| asked.reason));
+                if let Some(id) = asked.and_then(|asked| asked.id) {
                     // It starts anew as a replica, which is the restart that the command may be for.
-                    self.remember(|state| state.restarted_for = Some(command.id))?;
+                    self.remember(|state| state.restarted_for = Some(id))?;
                 }
                 if let Some(tenure) = &mut self.tenure {
                     tenure.ending = Some(Ending { wish: Some(wish) });

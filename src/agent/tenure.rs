@@ -13,6 +13,7 @@ use super::process::boottime;
 use super::run::{Agent, Event, show};
 use crate::api::agent::{HandOver, HandOverReason};
 use crate::api::names::ANNOTATION_HAND_OVER;
+use crate::core::election::planned::reason_of_take;
 use crate::core::election::{Boot, Ending, LeaseStep, Register, Seen, Tenure, lease_step};
 
 /// A replica reads the Lease this often even if its watch is silent.
@@ -315,19 +316,10 @@ impl Agent {
         let from = register.holder_instance().map(ToOwned::to_owned);
         let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
         let last_seen = renewed.map_or_else(now, |time| time.0.to_string());
-        let forced = self.terms.as_ref().and_then(|terms| terms.accept_loss) == Some(register.term)
-            && next.rules.len() == 1
-            && register.rules.iter().any(|rule| !next.rules.contains(rule));
-        let (reason, started_at) = match told {
-            _ if forced => (HandOverReason::Forced, last_seen),
-            // The former holder said why it released, and when it stopped.
-            Some(told) if register.released() && told.to.is_empty() && told.term == register.term => {
-                (told.reason, told.started_at)
-            }
-            _ if from.as_deref() == Some(self.me.instance.as_str()) => (HandOverReason::Restart, last_seen),
-            _ if self.containers.terminated.is_some() => (HandOverReason::AgentDied, last_seen),
-            _ => (HandOverReason::LeaseRanOut, last_seen),
-        };
+        let loss = self.terms.as_ref().and_then(|terms| terms.accept_loss);
+        let dead = self.containers.terminated.is_some();
+        let (reason, started_at) = reason_of_take(register, next, loss, told.as_ref(), dead);
+        let started_at = started_at.unwrap_or(last_seen);
         HandOver { term: next.term, from, to: self.me.instance.clone(), reason, started_at, completed_at: None }
     }
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock, statvfs};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -118,7 +118,8 @@ impl Layout {
         for entry in entries {
             let entry = entry.map_err(Error::io("read", wal))?;
             let name = entry.file_name();
-            if name.to_str() != member && name.to_str() != Some("lost+found") {
+            let stays = [member, Some("lost+found"), Some(RESERVE)];
+            if !stays.contains(&name.to_str()) {
                 remove(&entry.path())?;
             }
         }
@@ -159,12 +160,73 @@ impl Layout {
     pub fn store(&self, state: &State) -> Result<(), Error> {
         let bytes = serde_json::to_vec(state)
             .map_err(|error| Error::Invalid { what: "the agent's state", message: error.to_string() })?;
-        replace_file(&self.state(), &bytes)
+        self.make_room(|| replace_file(&self.state(), &bytes))
     }
 
-    /// Space on the data volume.
-    pub fn disk(&self) -> Result<Disk, Error> {
-        disk(&self.data)
+    /// Carries out a small write on the data volume; where that is full, a slice of the reserve makes room for it.
+    pub fn make_room<T>(&self, write: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+        match write() {
+            Err(error) if error.disk_is_full() && self.reserve().give_slice() => write(),
+            outcome => outcome,
+        }
+    }
+
+    /// What is held back on the data volume.
+    pub fn reserve(&self) -> ReserveFile {
+        ReserveFile(self.agent().join(RESERVE))
+    }
+
+    /// What is held back on the volume of the WAL, where it has one.
+    pub fn wal_reserve(&self) -> Option<ReserveFile> {
+        self.wal.as_ref().map(|wal| ReserveFile(wal.join(RESERVE)))
+    }
+}
+
+/// Name of the file that holds room back.
+const RESERVE: &str = "reserve";
+/// So much of it is given up for a small file of the agent's.
+const SLICE: u64 = 1024 * 1024;
+
+/// A file that holds room back on a volume, so that a full one still has some for what must be written.
+#[derive(Debug, Clone)]
+pub struct ReserveFile(PathBuf);
+
+impl ReserveFile {
+    /// How much it holds back.
+    pub fn size(&self) -> u64 {
+        self.0.metadata().map_or(0, |found| found.len())
+    }
+
+    /// Holds back so much, really: a file with holes would hold back nothing.
+    pub fn make(&self, size: u64) -> Result<(), Error> {
+        let before = self.size();
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&self.0)
+            .map_err(Error::io("open the reserve", &self.0))?;
+        let made = fallocate(&file, FallocateFlags::empty(), 0, size);
+        if let Err(errno) = made {
+            let _ = file.set_len(before);
+            return Err(Error::io("hold back room in", &self.0)(errno.into()));
+        }
+        file.sync_all().map_err(Error::io("sync", &self.0))
+    }
+
+    /// Gives up what is more than this.
+    pub fn give_up(&self, left: u64) -> Result<(), Error> {
+        if self.size() <= left {
+            return Ok(());
+        }
+        let shrunk = File::options().write(true).open(&self.0).and_then(|file| file.set_len(left));
+        shrunk.map_err(Error::io("give up the reserve", &self.0))
+    }
+
+    /// Gives up a little; false if there is nothing left.
+    fn give_slice(&self) -> bool {
+        let size = self.size();
+        size > 0 && self.give_up(size.saturating_sub(SLICE)).is_ok()
     }
 }
 
@@ -202,6 +264,9 @@ pub struct State {
     /// The data was cloned or rewound from the holder of this term, and has not been consistent since.
     #[serde(default)]
     pub fresh: Option<i64>,
+    /// What of the data is not in the primary's history and is given up, in a sentence: noted before it is.
+    #[serde(default)]
+    pub gives_up: Option<String>,
     /// How the copy was last made fit to follow again.
     #[serde(default)]
     pub rejoined: Option<Rejoined>,
@@ -345,6 +410,36 @@ mod tests {
         assert_eq!(layout.load().unwrap(), state);
         fs::write(layout.state(), "{").unwrap();
         assert!(layout.load().is_err());
+    }
+
+    #[test]
+    fn the_reserve_holds_room_back_and_outlives_a_restart() {
+        use std::os::unix::fs::MetadataExt;
+        let layout = layout("reserve");
+        let lock = layout.lock().unwrap();
+        let reserves = [layout.reserve(), layout.wal_reserve().unwrap()];
+        for reserve in &reserves {
+            assert_eq!(reserve.size(), 0);
+            reserve.make(3 * SLICE).unwrap();
+            assert!(reserve.0.metadata().unwrap().blocks() * 512 >= 3 * SLICE, "no holes");
+        }
+        layout.settle(&lock).unwrap();
+        let [reserve, of_wal] = reserves;
+        assert_eq!((reserve.size(), of_wal.size()), (3 * SLICE, 3 * SLICE));
+        of_wal.give_up(SLICE).unwrap();
+        of_wal.give_up(2 * SLICE).unwrap();
+        assert_eq!(of_wal.size(), SLICE, "giving up makes nothing");
+
+        // A write that finds the volume full is tried again for each slice that is left, and then not any more.
+        let full = || Err::<(), _>(Error::io("write", "x")(std::io::ErrorKind::StorageFull.into()));
+        for left in [2, 1, 0, 0] {
+            assert!(layout.make_room(full).is_err());
+            assert_eq!(reserve.size(), left * SLICE);
+        }
+        let other = || Err::<(), _>(Error::io("write", "x")(std::io::ErrorKind::PermissionDenied.into()));
+        reserve.make(SLICE).unwrap();
+        assert!(layout.make_room(other).is_err());
+        assert_eq!(reserve.size(), SLICE, "only room helps against a full volume");
     }
 
     #[test]

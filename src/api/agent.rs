@@ -107,6 +107,9 @@ pub struct Report {
     /// System identifier of the data. None without data.
     #[serde(default)]
     pub system_id: Option<String>,
+    /// Whether the volume was looked at and holds no data. That nothing is told of data does not say so.
+    #[serde(default)]
+    pub empty: bool,
     /// Term of the Lease that it follows or holds.
     #[serde(default)]
     pub term: i64,
@@ -147,6 +150,15 @@ pub struct Report {
     /// Bytes free and in all on the data volume.
     #[serde(default)]
     pub disk: Option<Disk>,
+    /// Bytes free and in all on the volume of the WAL, where it has one.
+    #[serde(default)]
+    pub wal_disk: Option<Disk>,
+    /// Which of its volumes is full: a primary takes no writes then.
+    #[serde(default)]
+    pub full: Option<FullVolume>,
+    /// Whether its volumes have enough room that the primary of a full one may come here.
+    #[serde(default)]
+    pub roomy: bool,
     /// The primary's view of the replicas that stream from it.
     #[serde(default)]
     pub replicas: Vec<ReplicaReport>,
@@ -190,6 +202,7 @@ impl Report {
             message: None,
             member: None,
             system_id: None,
+            empty: false,
             term: 0,
             register: None,
             timeline: None,
@@ -204,6 +217,9 @@ impl Report {
             restarted_for: None,
             store: None,
             disk: None,
+            wal_disk: None,
+            full: None,
+            roomy: false,
             replicas: Vec::new(),
             rules_confirmed: false,
             marker: false,
@@ -213,6 +229,34 @@ impl Report {
             lease_age_seconds: None,
             rejoined: None,
             unavailable_seconds: 0.0,
+        }
+    }
+}
+
+/// A volume that is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FullVolume {
+    /// The data volume.
+    Data,
+    /// The volume of the WAL.
+    Wal,
+}
+
+impl FullVolume {
+    /// The field of the object that makes it larger.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Data => "spec.storage.size",
+            Self::Wal => "spec.storage.walSize",
+        }
+    }
+
+    /// Name of the volume, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Data => "volume",
+            Self::Wal => "WAL volume",
         }
     }
 }
@@ -306,6 +350,8 @@ pub enum HandOverReason {
     AgentDied,
     /// Nobody renewed the Lease.
     LeaseRanOut,
+    /// The primary's volume was full, and another instance has room.
+    DiskFull,
     /// A human accepted a loss.
     Forced,
     /// The same instance came back.
@@ -314,13 +360,14 @@ pub enum HandOverReason {
 
 impl HandOverReason {
     /// All of them, for metrics that show a zero before the first one.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Switchover,
         Self::Shutdown,
         Self::PostgresDied,
         Self::PostgresHung,
         Self::AgentDied,
         Self::LeaseRanOut,
+        Self::DiskFull,
         Self::Forced,
         Self::Restart,
     ];
@@ -334,6 +381,7 @@ impl HandOverReason {
             Self::PostgresHung => "postgresHung",
             Self::AgentDied => "agentDied",
             Self::LeaseRanOut => "leaseRanOut",
+            Self::DiskFull => "diskFull",
             Self::Forced => "forced",
             Self::Restart => "restart",
         }
@@ -348,6 +396,7 @@ impl HandOverReason {
             Self::PostgresHung => "PostgreSQL or its disk did not answer any more",
             Self::AgentDied => "its container ended",
             Self::LeaseRanOut => "it did not renew its Lease any more",
+            Self::DiskFull => "its volume was full, and another instance has room",
             Self::Forced => "a human accepted that acknowledged writes may be lost",
             Self::Restart => "it came back by itself",
         }

@@ -8,6 +8,7 @@ pub mod credentials;
 pub mod election;
 pub mod plan;
 pub mod quantity;
+pub mod room;
 pub mod status;
 pub mod trouble;
 pub mod world;

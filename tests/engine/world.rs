@@ -197,6 +197,7 @@ impl World {
             tls: self.secrets.tls(),
             role,
             archiving,
+            read_only: false,
         };
         let chosen = chosen.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let all = settings::render(&settings::derived(0, 1 << 30, 100), &chosen, &own);

@@ -69,6 +69,8 @@ pub struct Story {
     pub strikes: u64,
     /// A cut that ends when another was elected: its id, and the former primary.
     pub fork: Option<(u64, usize)>,
+    /// The next change of the rules that is done is struck.
+    pub eager: bool,
     dead: Option<usize>,
 }
 
@@ -132,6 +134,7 @@ impl Story {
             disks: u64::from(rng.chance(25)),
             strikes: rng.below(7),
             fork: None,
+            eager: false,
             dead: None,
         };
         (story, terms)

@@ -66,7 +66,8 @@ impl World {
             // A later primary is there already: it must have it.
             let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance));
             let later = holder.filter(|holder| *holder != node && self.api.register.term > term);
-            if later.is_some_and(|later| !self.has(later, id)) {
+            // One that has lost its disk since is primary of nothing: whoever comes next is looked at when it takes the Lease.
+            if later.is_some_and(|later| self.nodes[later].volume.dir.is_some() && !self.has(later, id)) {
                 self.violate(
                     "S2",
                     format!("{id} was acknowledged in term {term}, and the primary of a later one has not got it"),

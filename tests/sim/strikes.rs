@@ -1,5 +1,7 @@
 //! Faults at the worst moment, and several that belong together.
 
+use hello_operator::api::spec::Durability;
+
 use super::adversary::{Focus, HOLDER, Kind, Moment, Undo};
 use super::world::{API, Event, Message, Ms, World};
 
@@ -108,8 +110,22 @@ impl World {
                 self.at(self.now + soon + 200, Event::FaultEnd { id });
                 true
             }
+            // From nobody to a quorum, and at once to another one: only the first came from an empty setting.
+            Moment::Rules
+                if matches!(self.api.register.rules.as_slice(), [none, some] if none.k == 0 && some.k > 0)
+                    && self.terms.instances.len() > 2
+                    && self.rng.chance(60) =>
+            {
+                self.terms.k = if self.terms.k == 1 { 2 } else { 1 };
+                self.api.terms = self.terms.clone();
+                self.note(|w| format!("----   terms {:?}", w.terms));
+                // What is acknowledged when that is done must be on the new members.
+                self.story.eager = true;
+                true
+            }
             // The change of the rules is done: what is acknowledged from here on must be on the new members.
-            Moment::Rules if self.api.register.rules.len() == 1 && self.rng.chance(25) => {
+            Moment::Rules if self.api.register.rules.len() == 1 && (self.story.eager || self.rng.chance(25)) => {
+                self.story.eager = false;
                 let away: Vec<usize> = if others.len() > 2 && self.rng.chance(60) {
                     others[..others.len() / 2].to_vec()
                 } else {
@@ -193,6 +209,9 @@ impl World {
 
     /// A replica that lags, the primary goes, and then the next one, before anybody has caught up.
     pub fn cascade(&mut self) -> Ms {
+        if let Some(lasts) = self.twins() {
+            return lasts;
+        }
         if self.nodes.len() == 5 && self.rng.chance(60) {
             return self.fork();
         }
@@ -228,6 +247,32 @@ impl World {
         lasts + 40_000
     }
 
+    /// Two replicas must have each commit. One is away, so all commits wait for it; the other's connection breaks unseen, and it
+    /// comes back beside its own walsender that lingers. Then the primary goes, and that one as well.
+    fn twins(&mut self) -> Option<Ms> {
+        let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance))?;
+        let mut others: Vec<usize> = (0..self.terms.instances.len()).filter(|other| *other != holder).collect();
+        let both = self.terms.durability == Durability::Quorum && self.terms.k == 2 && others.len() == 2;
+        if !both || self.rng.chance(50) {
+            return None;
+        }
+        if self.rng.chance(50) {
+            others.reverse();
+        }
+        let (back, away) = (others[0], others[1]);
+        self.note(|w| format!("----   twins: {} comes back twice", w.nodes[back].instance));
+        self.harm(away, 99, 30_000);
+        // As many wait as can, so nothing is sent that would show the broken connection.
+        let breaks = self.now + self.rng.range(7_000, 11_000);
+        self.at(breaks, Event::Strike { node: back, what: 99, lasts: 150 });
+        self.at(breaks + 5, Event::Strike { node: back, what: 19, lasts: 0 });
+        let goes = breaks + self.rng.range(1_000, 6_000);
+        for (node, lasts) in [(holder, 70_000), (back, 40_000)] {
+            self.at(goes, Event::Strike { node, what: 12, lasts });
+        }
+        Some(90_000)
+    }
+
     /// The holder does not reach the API server; members hold, restart, and are cut off from it one by one.
     pub fn edge(&mut self) -> Ms {
         let holder = self.api.register.holder_instance().and_then(|instance| self.node_of(instance)).unwrap_or(0);
@@ -251,6 +296,9 @@ impl World {
 
     /// The configuration of the sync rules changes, a replica is slow, and the primary goes when the change is done.
     pub fn change(&mut self) -> Ms {
+        if let Some(lasts) = self.twins() {
+            return lasts;
+        }
         let other = self.rng.index(self.nodes.len());
         let lasts = self.rng.range(6_000, 25_000);
         let lasts = if self.rng.chance(50) {

@@ -119,13 +119,14 @@ fn in_every_rule(register: &Register, candidate: &Answer) -> bool {
     active(Mutation::OutsiderElected) || register.rules.iter().all(|rule| rule.members.contains(&candidate.member))
 }
 
-/// Smaller is better. A replica before a crashed holder, which would first have to recover; then the most advanced, the
-/// wish among equals, one that stays, the one with the least to replay, and the name, so that all judge alike.
+/// Smaller is better. A replica before a crashed holder, which would first have to recover; then the most advanced, one
+/// with room before a full one, the wish among equals, one that stays, the one with the least to replay, and the name, so that all judge alike.
 fn preference<'a>(answer: &'a Answer, wish: Option<&str>) -> impl Ord + use<'a> {
     let wished = wish == Some(answer.instance.as_str());
     (
         answer.must_recover,
         Reverse(answer.position()),
+        answer.full,
         !wished,
         answer.draining,
         answer.backlog,

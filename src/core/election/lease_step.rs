@@ -193,7 +193,8 @@ fn not_held(view: &View<'_>, seen: &Seen, terms: &Terms) -> LeaseStep {
         return LeaseStep::Release(Box::new(Register { release, ..register.clone() }));
     }
     let proven = register.whole(&member.id, member.proof.as_deref());
-    if !member.marker || Some(&member.system_id) != register.system_id.as_ref() {
+    let marked = member.marker || active(Mutation::MarkerIgnored);
+    if !marked || Some(&member.system_id) != register.system_id.as_ref() {
         return wait("the data here may not be elected");
     }
     if !proven && !terms.failover && !register.released() {

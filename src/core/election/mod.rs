@@ -5,13 +5,14 @@
 //! do with PostgreSQL. [`rules`] says which replicas a commit waits for, and how that may change.
 //!
 //! [`vote`] is what a member promises and answers, [`choose`] the choice among the answers, [`hold`] how a holder goes on
-//! while the API server is away.
+//! while the API server is away, [`planned`] to whom the role is handed over when somebody asks for that.
 
 pub mod choose;
 pub mod engine_step;
 pub mod hold;
 pub mod lease_step;
 pub mod mutation;
+pub mod planned;
 pub mod register;
 pub mod rules;
 pub mod view;

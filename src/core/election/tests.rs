@@ -195,6 +195,60 @@ fn the_second_instance_begins_only_when_the_first_does_not() {
 }
 
 #[test]
+fn nobody_begins_anew_on_empty_volumes_while_the_lease_tells_of_data() {
+    let register = running().lease.unwrap().register;
+    for instance in ["db-1", "db-2", "db-3"] {
+        let mut world = World::new(instance);
+        world.me.nonce = "n2".into();
+        let release = Some(Release { timeline: 1, lsn: Some(Lsn(42)), wish: None });
+        world.lease = Some(seen(Register { release, ..register.clone() }));
+        for _ in 0..100 {
+            assert!(matches!(lease_step(&world.view()), LeaseStep::Wait { .. }), "{instance}");
+            assert_eq!(engine_step(&world.view()), EngineStep::Keep, "{instance}");
+            world.now += seconds(10);
+        }
+        // Made anew by a human, it tells of none.
+        world.lease = Some(seen(Register {
+            term: register.term,
+            ..Register::initial(register.instances.clone(), Durability::Quorum)
+        }));
+        let LeaseStep::Take(taken) = lease_step(&world.view()) else { panic!("{instance} does not begin") };
+        assert_eq!((taken.term, taken.system_id), (register.term + 1, None));
+    }
+}
+
+#[test]
+fn what_is_given_up_begins_where_the_histories_part() {
+    let holder = History { term: 5, forks: vec![(1, Some(Lsn(100))), (3, Some(Lsn(200))), (4, None)] };
+    assert_eq!(holder.parts(&[(1, Lsn(90))]), None, "it is only behind");
+    assert_eq!(holder.parts(&[(1, Lsn(100)), (3, Lsn(200)), (4, Lsn(900))]), None);
+    assert_eq!(holder.parts(&[(1, Lsn(130))]), Some((1, Lsn(100))), "it wrote on after the fork");
+    assert_eq!(holder.parts(&[(1, Lsn(80)), (2, Lsn(400))]), Some((1, Lsn(80))), "a timeline of its own");
+    assert_eq!(holder.parts(&[(1, Lsn(100)), (3, Lsn(250))]), Some((3, Lsn(200))));
+    assert_eq!(holder.parts(&[(2, Lsn(50))]), Some((0, Lsn(0))), "nothing in common");
+    assert_eq!(holder.parts(&[]), None);
+}
+
+#[test]
+fn a_full_volume_comes_after_position_and_before_the_wish() {
+    let mut world = running();
+    (world.tenure, world.engine, world.data) = (None, EngineState::Stopped, member(None));
+    let register = &mut world.lease.as_mut().unwrap().register;
+    register.release = Some(Release { timeline: 1, lsn: Some(Lsn(42)), wish: Some("db-1".into()) });
+    register.rules = vec![Rule::new(["db-1-n0", "db-2-n1"], 1)];
+    let judge = |world: &World, full, other_end| {
+        let view = world.view();
+        let mine = Answer { full, ..vote::answer(&view, vote::may_freeze(&view).unwrap(), "1", 0, false) };
+        let (instance, member) = ("db-2".to_owned(), "db-2-n1".to_owned());
+        let other = Answer { instance, member, full: false, end: Lsn(other_end), ..mine.clone() };
+        choose::judge(&world.lease.as_ref().unwrap().register, "1", "db-1-n0", &[mine, other], 0)
+    };
+    assert_eq!(judge(&world, false, 42), Verdict::Take, "the wish");
+    assert_eq!(judge(&world, true, 42), Verdict::StandBack { better: 1, may: true }, "the other has room");
+    assert_eq!(judge(&world, true, 41), Verdict::Take, "the other would have to be caught up with");
+}
+
+#[test]
 fn postgres_is_killed_when_the_deadline_passes_and_comes_back_by_itself() {
     let mut world = running();
     world.now += seconds(9);
@@ -390,6 +444,7 @@ prop_compose! {
             backlog: 0,
             must_recover,
             draining: false,
+            full: false,
         }
     }
 }

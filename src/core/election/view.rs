@@ -149,6 +149,20 @@ pub struct History {
 }
 
 impl History {
+    /// Where data goes another way than this history: the last timeline and position that both have. None where all of it is in
+    /// this history. `own`: each timeline of the data with the position at which it was left, its own last with its end.
+    pub fn parts(&self, own: &[(u32, Lsn)]) -> Option<(u32, Lsn)> {
+        let mut shared = (0, Lsn(0));
+        for (timeline, end) in own {
+            let Some((_, left)) = self.forks.iter().find(|(id, _)| id == timeline) else { return Some(shared) };
+            match left {
+                Some(left) if left < end => return Some((*timeline, *left)),
+                _ => shared = (*timeline, *end),
+            }
+        }
+        None
+    }
+
     /// Whether WAL that ends at this position is all in this history.
     pub fn contains(&self, timeline: u32, end: Lsn) -> bool {
         self.forks.iter().any(|(id, left)| *id == timeline && left.is_none_or(|left| end <= left))

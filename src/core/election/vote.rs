@@ -86,6 +86,9 @@ pub struct Answer {
     /// Whether its Pod is being drained.
     #[serde(default)]
     pub draining: bool,
+    /// Whether one of its volumes is full, so that it would take no writes.
+    #[serde(default)]
+    pub full: bool,
 }
 
 impl Answer {
@@ -133,7 +136,7 @@ pub fn may_freeze<'a>(view: &View<'a>) -> Result<&'a Member, NoAnswer> {
     }
     match view.engine {
         EngineState::Busy(_) => Err(NoAnswer::Busy),
-        EngineState::Standby { replaying: true, .. } if !active(Mutation::ReplayingAnswered) => {
+        EngineState::Standby { .. } if replays(view) && !active(Mutation::ReplayingAnswered) => {
             Err(NoAnswer::Replaying)
         }
         // A primary without a valid Lease is about to be killed.
@@ -142,7 +145,8 @@ pub fn may_freeze<'a>(view: &View<'a>) -> Result<&'a Member, NoAnswer> {
     }
 }
 
-/// What a member that froze on `version` answers. `backlog` (bytes still to be replayed) and `draining` are the shell's.
+/// What a member that froze on `version` answers. `backlog` (bytes still to be replayed) and `draining` are the shell's, as is
+/// whether a volume is full.
 pub fn answer(view: &View<'_>, member: &Member, version: &str, backlog: u64, draining: bool) -> Answer {
     Answer {
         instance: view.me.instance.clone(),
@@ -154,9 +158,14 @@ pub fn answer(view: &View<'_>, member: &Member, version: &str, backlog: u64, dra
         timeline: member.timeline,
         end: member.end,
         backlog,
-        must_recover: !member.end_known,
+        must_recover: !(member.end_known || active(Mutation::ReplayingAnswered) && replays(view)),
         draining,
+        full: false,
     }
+}
+
+fn replays(view: &View<'_>) -> bool {
+    matches!(view.engine, EngineState::Standby { replaying: true, .. })
 }
 
 /// Whether a member may promise the holder `asker` of `term` to answer no freeze and take no Lease for a while. A member that

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde_json::json;
 
 use super::children::lasting;
-use super::{Action, Doing, Plan};
+use super::{Action, DATA_MISSING, Doing, Plan};
 use crate::api::agent::{ClusterConfig, Report};
 use crate::core::build::{Scope, child};
 use crate::core::election::rules::with;
@@ -25,6 +25,15 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
             lasting(&lease.meta, &id, scope, plan);
             if let Some(why) = lease.register.unknown() {
                 plan.notice("LeaseUnreadable", why);
+            }
+            if lease.register.present().is_some_and(|register| register.system_id.is_some()) && all_empty(world) {
+                let (name, namespace) = (&id.name, &world.object.namespace);
+                plan.notice(
+                    DATA_MISSING,
+                    format!(
+                        "the Lease {name} says that this cluster has data, and no volume holds any: nobody begins anew over what may only be misplaced. Bring a volume back; or, if the data is lost for good, an empty cluster begins after: kubectl delete lease {name} -n {namespace}"
+                    ),
+                );
             }
         }
         Known::Absent => match register(world, scope, config) {
@@ -52,20 +61,32 @@ pub fn plan(world: &World, scope: Scope<'_>, config: &ClusterConfig, plan: &mut 
     }
 }
 
+/// Whether there are data volumes, and every instance has looked at its own and found nothing.
+fn all_empty(world: &World) -> bool {
+    let Known::Present(volumes) = &world.volumes else { return false };
+    let mut data = volumes.keys().filter(|(_, kind)| *kind == Volume::Data).peekable();
+    let empty = |ordinal| world.reports.get(ordinal).and_then(Known::present).is_some_and(|report| report.empty);
+    data.peek().is_some() && data.all(|(ordinal, _)| empty(ordinal))
+}
+
 /// The register to begin with, or who is missing to know it.
 fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<Register, String> {
     let (Known::Present(volumes), Known::Present(_)) = (&world.volumes, &world.pods) else {
         return Err("the Lease of the primary is gone, and it is not known which volumes there are".into());
     };
     let names = &scope.cluster.names;
-    let initial = Register::initial(config.instances.clone(), config.durability);
+    // Above every term that is known, also for a new beginning: what was written in a later one is not overwritten.
+    let status = world.object.status.as_ref().and_then(|status| status.election.as_ref());
+    let told = status.map_or(0, |election| election.term);
+    let initial = |term| Register { term, ..Register::initial(config.instances.clone(), config.durability) };
     let ordinals = volumes.keys().filter(|(_, kind)| *kind == Volume::Data).map(|(ordinal, _)| *ordinal);
     let mut reports: Vec<&Report> = Vec::new();
     let mut silent = Vec::new();
     for ordinal in ordinals {
         match world.reports.get(&ordinal).and_then(Known::present) {
-            Some(report) => reports.push(report),
-            None => silent.push(names.instance(ordinal)),
+            // One that has neither data nor looked says nothing yet.
+            Some(report) if report.system_id.is_some() || report.empty => reports.push(report),
+            _ => silent.push(names.instance(ordinal)),
         }
     }
     if !silent.is_empty() {
@@ -74,9 +95,11 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
             silent.join(", ")
         ));
     }
+    let last = last_known(&reports);
+    let told = told.max(last.as_ref().map_or(0, |register| register.term));
     reports.retain(|report| report.system_id.is_some());
     let Some(newest) = reports.iter().max_by_key(|report| (report.timeline, report.lsn)) else {
-        return Ok(initial);
+        return Ok(initial(told));
     };
     let others: Vec<&str> = reports
         .iter()
@@ -91,7 +114,7 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
         ));
     }
     let timeline = newest.timeline.unwrap_or(1);
-    let known = last_known(&reports).unwrap_or(initial);
+    let known = last_known(&reports).unwrap_or_else(|| initial(0));
     // The first election after this needs the answers of all: what the register said last may not be known to anybody. A primary
     // that still takes writes, by the promises of the others, answers when it has seen this and has stopped.
     let all = Rule::new(reports.iter().filter_map(|report| report.member.clone()), 1);
@@ -100,7 +123,7 @@ fn register(world: &World, scope: Scope<'_>, config: &ClusterConfig) -> Result<R
         // instance that does not run reports may be less than it has.
         release: Some(Release { timeline, lsn: None, wish: None }),
         // Above every one that an agent still knows, so that none takes it for an older one.
-        term: reports.iter().map(|report| report.term).max().unwrap_or(0).max(known.term).saturating_add(1),
+        term: reports.iter().map(|report| report.term).max().unwrap_or(0).max(told).saturating_add(1),
         timeline: timeline.max(known.timeline),
         established: if known.established > 0 { known.established } else { timeline },
         // Timelines that were taken after what is known here was said stay unused.

@@ -225,6 +225,44 @@ fn a_lease_that_is_gone_is_made_anew_only_from_the_answers_of_all() {
 }
 
 #[test]
+fn volumes_that_are_all_empty_are_not_begun_anew_while_the_lease_tells_of_data() {
+    let mut world = empty(json!({"instances": 3}));
+    settle(&mut world);
+    for (ordinal, report) in &mut world.reports {
+        let report = present(report);
+        (report.system_id, report.member, report.ready) = (None, None, false);
+        // The third has not looked yet.
+        (report.phase, report.empty) = (Phase::Waiting, *ordinal != 3);
+    }
+    let sentence = |world: &World| {
+        let notices = plan(world).notices;
+        notices.into_iter().find(|notice| notice.reason == super::DATA_MISSING).map(|notice| notice.sentence)
+    };
+    assert_eq!(sentence(&world), None, "what was not looked at may hold it");
+    present(world.reports.get_mut(&3).unwrap()).empty = true;
+    let said = sentence(&world).unwrap();
+    assert!(said.ends_with("kubectl delete lease db-primary -n shop"), "{said}");
+    let status = status(&world, &plan(&world), &[]);
+    for (kind, holds) in [("WriteAvailable", "False"), ("Degraded", "True")] {
+        let condition = status.conditions.iter().find(|condition| condition.type_ == kind).unwrap();
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), (holds, super::DATA_MISSING));
+    }
+
+    // The Lease was deleted: a new cluster begins, and its terms go on, so that its routes count.
+    let term = present(&mut present(&mut world.lease).register).term;
+    world.object.status = Some(status);
+    world.lease = Known::Absent;
+    present(world.reports.get_mut(&2).unwrap()).empty = false;
+    assert!(!ids(&plan(&world)).contains(&"Lease db-primary"), "one has not looked yet");
+    present(world.reports.get_mut(&2).unwrap()).empty = true;
+    let made = plan(&world);
+    apply_to(&mut world, &made);
+    let register = present(&mut present(&mut world.lease).register).clone();
+    assert_eq!((register.system_id, register.established), (None, 0));
+    assert!(term > 0 && register.term >= term, "{} after {term}", register.term);
+}
+
+#[test]
 fn pods_of_an_account_that_was_made_anew_are_replaced() {
     let mut world = empty(json!({"instances": 2}));
     settle(&mut world);

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::{completed, started, status};
-use crate::api::agent::{ElectionPhase as Ballot, ElectionReport, HandOver, HandOverReason};
+use crate::api::agent::{ElectionPhase as Ballot, ElectionReport, FullVolume, HandOver, HandOverReason};
 use crate::api::status::{ElectionPhase, HelloOperatorStatus};
 use crate::core::plan::plan;
 use crate::core::plan::testing::{agents_work, change, empty, hand_over, present, settle};
@@ -177,6 +177,43 @@ fn commits_that_wait_for_replicas_are_no_available_writes() {
     assert!(sentence.contains("1 of its replicas must have each one") && sentence.contains("db-2, db-3"), "{sentence}");
     present(world.reports.get_mut(&1).unwrap()).replicas[1].streaming = true;
     assert_eq!(condition(&look(&mut world).1, "WriteAvailable").0, "True");
+}
+
+#[test]
+fn a_full_volume_is_named_with_its_instance_and_what_helps() {
+    let mut world = three();
+    let full = |world: &mut World, ordinal: u8, which| {
+        let report = present(world.reports.get_mut(&ordinal).unwrap());
+        report.full = which;
+        // A replica that is full serves on.
+        report.ready = which.is_none() || ordinal != 1;
+    };
+    full(&mut world, 2, Some(FullVolume::Wal));
+    let (_, after) = look(&mut world);
+    let (holds, reason, sentence) = condition(&after, "Degraded");
+    assert_eq!((holds.as_str(), reason.as_str()), ("True", "DiskFull"));
+    assert_eq!(sentence, "the WAL volume of db-2 is full: raise spec.storage.walSize");
+    assert_eq!(condition(&after, "WriteAvailable").0, "True");
+
+    for ordinal in 1..=3 {
+        full(&mut world, ordinal, Some(FullVolume::Data));
+    }
+    let (before, after) = look(&mut world);
+    assert_eq!(condition(&after, "Degraded").2, "the volume of db-1, db-2, db-3 is full: raise spec.storage.size",);
+    let (holds, reason, sentence) = condition(&after, "WriteAvailable");
+    assert_eq!((holds.as_str(), reason.as_str()), ("False", "DiskFull"));
+    assert!(sentence.starts_with("db-1 takes no writes, because its volume is full"), "{sentence}");
+    assert!(sentence.contains("raise spec.storage.size"), "{sentence}");
+    assert_eq!((phase(&after), started(Some(&before), &after)), (ElectionPhase::Held, None), "no hand-over");
+
+    for ordinal in 1..=3 {
+        full(&mut world, ordinal, None);
+    }
+    let (_, after) = look(&mut world);
+    assert_eq!(
+        (condition(&after, "Degraded").0.as_str(), condition(&after, "WriteAvailable").0.as_str()),
+        ("False", "True")
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is wrong, in the order in which people should hear of it.
 
-use crate::api::agent::{Phase, Report};
+use super::writes::DISK_FULL;
+use crate::api::agent::{FullVolume, Phase, Report};
 use crate::api::spec::State;
 use crate::api::status::InstanceStatus;
 use crate::core::accept::Refused;
@@ -29,7 +30,7 @@ pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure], instances:
     });
     // What goes wrong with a backup stands in its HelloBackup and in BackupHealthy: the database is not worse for it.
     let failures: Vec<Failure> = failures.iter().filter(|failure| !of_backup(failure)).cloned().collect();
-    let mut all: Vec<Trouble> = plan.troubles(&failures).chain(pods).cloned().collect();
+    let mut all: Vec<Trouble> = full(world).into_iter().chain(plan.troubles(&failures).chain(pods).cloned()).collect();
     all.extend(failed);
     all.extend(missing(world, plan, instances));
     all.extend(crd);
@@ -46,6 +47,20 @@ pub(super) fn worst(world: &World, plan: &Plan, failures: &[Failure], instances:
 
 fn of_backup(failure: &Failure) -> bool {
     failure.child.as_ref().is_some_and(|child| child.kind == Kind::HelloBackup)
+}
+
+/// Volumes that are full.
+fn full(world: &World) -> Vec<Trouble> {
+    let reports = || world.reports.values().filter_map(Known::present);
+    let of = |which: FullVolume| {
+        let names: Vec<&str> =
+            reports().filter(|report| report.full == Some(which)).map(|report| report.instance.as_str()).collect();
+        (!names.is_empty()).then(|| Trouble {
+            reason: DISK_FULL.into(),
+            sentence: format!("the {} of {} is full: raise {}", which.name(), names.join(", "), which.field()),
+        })
+    };
+    [FullVolume::Data, FullVolume::Wal].into_iter().filter_map(of).collect()
 }
 
 /// Seconds for which an instance may be away before that is a trouble: restarts and rolls take less.

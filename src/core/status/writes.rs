@@ -7,11 +7,14 @@ use crate::api::names::ANNOTATION_ACCEPT_LOSS;
 use crate::api::spec::State;
 use crate::api::status::{ElectionPhase, ElectionStatus};
 use crate::core::election::Register;
-use crate::core::plan::Plan;
+use crate::core::plan::{DATA_MISSING, Plan};
 use crate::core::world::{Known, World};
 
 /// Reason of the condition while nobody may take over.
 pub const ELECTION_BLOCKED: &str = "ElectionBlocked";
+
+/// Reason of a condition while a volume is full.
+pub(super) const DISK_FULL: &str = "DiskFull";
 
 /// The condition WriteAvailable.
 pub(super) fn write_available(world: &World, plan: &Plan, election: Option<&ElectionStatus>) -> Verdict {
@@ -22,6 +25,9 @@ pub(super) fn write_available(world: &World, plan: &Plan, election: Option<&Elec
         sentence,
     };
     let register = world.lease.present().and_then(|lease| lease.register.present());
+    if let Some(notice) = plan.notices.iter().find(|notice| notice.reason == DATA_MISSING) {
+        return verdict(false, DATA_MISSING, notice.sentence.clone());
+    }
     let hibernated = plan.accepted.as_ref().is_some_and(|accepted| accepted.cluster.state == State::Hibernated);
     if hibernated && !plan.members.settled {
         return verdict(false, "Hibernated", "state is Hibernated: the Pods are stopped, the volumes stay".into());
@@ -37,6 +43,9 @@ pub(super) fn write_available(world: &World, plan: &Plan, election: Option<&Elec
             Some(sentence) => verdict(false, "SyncReplicasMissing", sentence),
             None => verdict(true, "Primary", format!("{name} takes writes")),
         };
+    }
+    if let Some(sentence) = report.and_then(Known::present).and_then(full) {
+        return verdict(false, DISK_FULL, sentence);
     }
     match election.map(|election| election.phase) {
         Some(ElectionPhase::Blocked) => return verdict(false, ELECTION_BLOCKED, blocked(world, &name, register)),
@@ -66,6 +75,17 @@ pub(super) fn write_available(world: &World, plan: &Plan, election: Option<&Elec
             verdict(false, "PrimaryNotRunning", format!("the primary {name} does not run{waits}"))
         }
     }
+}
+
+/// A primary that runs and takes no writes, because a volume is full.
+fn full(report: &Report) -> Option<String> {
+    let full = report.full.filter(|_| report.phase == agent::Phase::Primary)?;
+    Some(format!(
+        "{} takes no writes, because its {} is full, and no replica that could take over has room: raise {}; writes go on by themselves once there is room",
+        report.instance,
+        full.name(),
+        full.field()
+    ))
 }
 
 /// What commits wait for, when fewer replicas stream than must have each of them.

@@ -92,6 +92,8 @@ pub struct Own {
     pub tls: Tls,
     /// How it takes part in replication.
     pub role: Role,
+    /// Whether transactions begin read-only, because its volume is full. Whoever wants to free room turns that off for a session.
+    pub read_only: bool,
     /// How its WAL is archived.
     pub archiving: Archiving,
 }
@@ -186,6 +188,9 @@ pub fn render(
     if own.major.has_allow_alter_system() {
         set("allow_alter_system", "off");
     }
+    if own.read_only {
+        set("default_transaction_read_only", "on");
+    }
     match &own.role {
         Role::Primary { sync } => {
             set("synchronous_standby_names", sync);
@@ -243,6 +248,7 @@ mod tests {
             port: 5432,
             tls: Tls { certificate: "/c".into(), key: "/k".into(), client_ca: "/ca".into() },
             role,
+            read_only: false,
             archiving: Archiving::none(),
         }
     }
@@ -284,6 +290,16 @@ mod tests {
         let mut own = own(Role::Primary { sync: String::new() });
         own.major = Major(16);
         assert!(!render(&BTreeMap::new(), &BTreeMap::new(), &own).contains_key("allow_alter_system"));
+    }
+
+    #[test]
+    fn on_a_full_volume_transactions_begin_read_only_whatever_the_user_chose() {
+        let chosen = BTreeMap::from([("default_transaction_read_only".to_owned(), "off".to_owned())]);
+        let of = |read_only| {
+            let own = Own { read_only, ..own(Role::Primary { sync: String::new() }) };
+            render(&BTreeMap::new(), &chosen, &own).get("default_transaction_read_only").cloned()
+        };
+        assert_eq!((of(true).as_deref(), of(false).as_deref()), (Some("on"), Some("off")));
     }
 
     #[test]
