@@ -171,6 +171,71 @@ async fn away(_: &'static Suite, case: Case) -> Result {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_backup_that_is_interrupted_fails_in_words_and_the_next_one_succeeds() -> Result {
+    case("interrupted", interrupted).await
+}
+
+async fn interrupted(_: &'static Suite, case: Case) -> Result {
+    let store = Store::start(&case).await?;
+    let slow = json!({"backup": {"maxBytesPerSecond": "256Ki"}});
+    let fast = json!({"backup": {"maxBytesPerSecond": null}});
+    let backup = json!({"destination": store.destination("db"), "maxBytesPerSecond": "256Ki"});
+    case.running("db", json!({"backup": backup})).await?;
+    let primary = case.primary("db").await?;
+    case.sql(&primary, "create table t (n int); insert into t values (1)").await?;
+
+    // The agent that takes it goes away.
+    create(&case, "lost", json!({"cluster": "db"})).await?;
+    let taken = under_way(&case, "lost").await?;
+    case.kubectl(&["delete", "pod", &taken.instance.ok_or("who takes it")?, "--grace-period=0", "--force"])
+        .await?
+        .ok()?;
+    phase(&case, "lost", BackupPhase::Failed).await?;
+    case.ready("db").await?;
+
+    // The primary that takes it hands over, and the rest of the database does not mind.
+    create(&case, "handed-over", json!({"cluster": "db", "target": "Primary"})).await?;
+    let taken = under_way(&case, "handed-over").await?;
+    assert_eq!(taken.instance.as_deref(), Some(primary.as_str()));
+    let next = case.replicas("db").await?.into_iter().next().ok_or("a replica")?;
+    case.change("db", json!({"primary": next})).await?;
+    phase(&case, "handed-over", BackupPhase::Failed).await?;
+    case.ready("db").await?;
+
+    // Neither counts, and the next one succeeds.
+    case.change("db", fast).await?;
+    let good = back_up(&case, "good", json!({"cluster": "db"})).await?;
+    let manifests: Vec<_> =
+        store.objects("db/base").await?.into_iter().filter(|object| object.ends_with("manifest.json")).collect();
+    assert_eq!(manifests, [format!("{}/manifest.json", good.backup_id.unwrap_or_default())]);
+
+    // A cluster that hibernates has archived its last row.
+    case.change("db", slow).await?;
+    let primary = case.primary("db").await?;
+    case.sql(&primary, "insert into t values (2)").await?;
+    case.change("db", json!({"state": "Hibernated"})).await?;
+    eventually(READY, "its Pods to be gone", || async {
+        let pods = case.pods("db").await.map_err(|error| error.to_string())?;
+        if pods.is_empty() { Ok(()) } else { Err(format!("{} are left", pods.len())) }
+    })
+    .await?;
+    let restore = json!({"restore": {"source": store.destination("db")}});
+    case.running("copy", json!({"instances": 1, "bootstrap": restore})).await?;
+    case.sql_gives(&case.primary("copy").await?, "select count(*) from t", "2").await
+}
+
+/// A HelloBackup that has begun to read.
+async fn under_way(case: &Case, name: &str) -> Result<HelloBackupStatus> {
+    let what = format!("the backup {name} to be under way");
+    let found = eventually(READY, &what, || async {
+        let status = status(case, name).await.map_err(|error| error.to_string())?;
+        let begun = status.phase == BackupPhase::Running && status.done_bytes.unwrap_or(0) > 0;
+        if begun { Ok(status) } else { Err(format!("{status:?}")) }
+    });
+    Ok(found.await?)
+}
+
 async fn create(case: &Case, name: &str, spec: Value) -> Result {
     let object = json!({"apiVersion": "terry.com/v1", "kind": "HelloBackup", "metadata": {"name": name}, "spec": spec});
     case.apply(&object).await?.ok().map(drop)
