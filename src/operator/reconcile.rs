@@ -236,8 +236,12 @@ impl Reconciler {
     /// Backups of a cluster that does not exist.
     async fn orphans(&self, key: &ClusterKey) -> Result<(Outcome, Option<Duration>), Error> {
         let known: Vec<_> = self.mirrors.backups.of(key).into_values().collect();
-        if known.is_empty() || !self.mirrors.objects.synced() || self.degraded.backups().is_some() {
+        if known.is_empty() || self.degraded.backups().is_some() {
             return Ok((Outcome::Settled, None));
+        }
+        if !self.mirrors.objects.synced() {
+            // It may well exist.
+            return Ok((Outcome::Settled, Some(UNDER_WAY)));
         }
         let mut world = blank(ObjectFacts::missing(&key.namespace, &key.name), &self.observer.agent_image);
         world.backups = Known::Present(known);

@@ -24,8 +24,11 @@ const MOST_EXPIRING: usize = 20;
 
 /// What is known of backups. None: they go nowhere.
 pub(super) fn backup(world: &World, plan: &Plan) -> Option<BackupStatus> {
-    plan.accepted.as_ref()?.cluster.backup.destination.as_ref()?;
-    let before = world.object.status.as_ref().and_then(|status| status.backup.clone()).unwrap_or_default();
+    let before = world.object.status.as_ref().and_then(|status| status.backup.clone());
+    // Where nothing is acted upon nothing is news: the run that was announced is made up later.
+    let Some(accepted) = &plan.accepted else { return before };
+    accepted.cluster.backup.destination.as_ref()?;
+    let before = before.unwrap_or_default();
     let was = before.clone();
     let catalog = catalog(world, plan.members.primary);
     let archive = primary(world, plan).and_then(|(_, store)| store.archive.last.as_ref().map(|_| &store.archive));
