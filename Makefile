@@ -35,7 +35,7 @@ check: ## Format, lints, unit and property tests, directions, chart: no cluster 
 	cargo test --locked --lib --bins --test architecture --test chart --test crds
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
 
-test: check sim api engine e2e cluster-test ## Everything that fits 40 minutes; CI runs this
+test: check sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this
 
 .PHONY: test-all e2e-long chaos
 test-all: test e2e-long ## The same and the long cases of the election (about 2 hours more)

@@ -48,6 +48,9 @@ async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogR
             catalog::remove_backup(&store, &unfinished.id).await?;
         }
     }
+    if let Ok(long_ago) = now.checked_sub(ABANDONED) {
+        catalog::sweep(&store, long_ago).await?;
+    }
     let kept: Vec<_> =
         found.iter().filter(|found| !plan.backups.iter().any(|gone| gone.id == found.id.to_string())).collect();
     report.backups = kept

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use hello_operator::api::HelloBackup;
 use hello_operator::api::backup::{BackupPhase, HelloBackupStatus};
+use hello_operator::api::{HelloBackup, HelloOperator};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::{Value, json};
 
@@ -25,7 +26,7 @@ async fn story(_: &'static Suite, case: Case) -> Result {
     let taken = back_up(&case, "first", json!({"cluster": "db"})).await?;
     assert_eq!(taken.role.as_deref(), Some("replica"), "{taken:?}");
     assert!(taken.stored_bytes.unwrap_or(0) > 0 && taken.total_bytes == taken.done_bytes, "{taken:?}");
-    case.event("first", "BackupCompleted", "").await?;
+    case.event("db", "BackupCompleted", "first").await?;
 
     // A known history around a known moment.
     case.sql(&primary, "insert into history select generate_series(1001, 2000)").await?;
@@ -71,6 +72,39 @@ async fn story(_: &'static Suite, case: Case) -> Result {
 }
 
 #[tokio::test]
+async fn the_newest_backup_is_proven_and_a_damaged_one_is_found() -> Result {
+    case("verify", verify).await
+}
+
+async fn verify(_: &'static Suite, case: Case) -> Result {
+    let store = Store::start(&case).await?;
+    let proof = json!({"schedule": "* * * * *", "query": "select 1 / count(*) from t"});
+    let backup = json!({"destination": store.destination("db"), "verify": proof});
+    case.running("db", json!({"instances": 1, "backup": backup})).await?;
+    case.sql(&case.primary("db").await?, "create table t (n int); insert into t values (1)").await?;
+    let taken = back_up(&case, "first", json!({"cluster": "db"})).await?;
+    let status = |object: &HelloOperator| {
+        object.status.as_ref().and_then(|status| status.backup.clone()).ok_or("no status of backups")
+    };
+    let proven = case.until(2 * READY, "db", "proven", |object| {
+        let status = status(object)?;
+        if status.last_verified.is_some() { Ok(()) } else { Err(format!("{status:?}")) }
+    });
+    let proven = proven.await?;
+    assert_eq!(status(&proven)?.last_verified.map(|proof| proof.backup_id), taken.backup_id);
+    case.says("db", "BackupHealthy", true, "").await?;
+
+    store.damage(&format!("db/base/{}/part-0000.tar.zst", taken.backup_id.ok_or("its id")?)).await?;
+    case.until(2 * READY, "db", "found to be damaged", |object| match status(object)?.verification_error {
+        Some(error) if error.contains("damaged") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await?;
+    case.says("db", "BackupHealthy", false, "damaged").await?;
+    case.gone::<Pod>("db-verify").await
+}
+
+#[tokio::test]
 async fn a_store_that_is_away_holds_up_no_write_and_is_caught_up_with() -> Result {
     case("archive", away).await
 }
@@ -83,7 +117,8 @@ async fn away(_: &'static Suite, case: Case) -> Result {
     running?;
     let primary = case.primary("db").await?;
     case.sql(&primary, "create table t (n int)").await?;
-    archived(&case, &primary).await?;
+    let taken = back_up(&case, "first", json!({"cluster": "db"})).await?;
+    case.says("db", "BackupHealthy", true, "").await?;
 
     store.signal(Signal::Stop).await?;
     let writer = client.write(&case.uri("db").await?).await?;
@@ -103,8 +138,7 @@ async fn away(_: &'static Suite, case: Case) -> Result {
     store.allow(&case, "wrong").await?;
     eventually(2 * SOON, "the refusal to be told", || async {
         switch(&case, &primary).await?;
-        let object =
-            case.api::<hello_operator::api::HelloOperator>().get("db").await.map_err(|error| error.to_string())?;
+        let object = case.api::<HelloOperator>().get("db").await.map_err(|error| error.to_string())?;
         let found = crate::harness::condition(&object, "BackupHealthy")
             .map(|found| (found.status.clone(), found.message.clone()));
         match found {
@@ -130,7 +164,8 @@ async fn away(_: &'static Suite, case: Case) -> Result {
     case.kubectl(&["delete", "hellobk", "slow"]).await?.ok()?;
     eventually(SOON, "nothing of it in the store", || async {
         let objects = store.objects("db/base").await.map_err(|error| error.to_string())?;
-        if objects.is_empty() { Ok(()) } else { Err(format!("{objects:?}")) }
+        let first = taken.backup_id.as_deref().unwrap_or("?");
+        if objects.iter().all(|object| object.starts_with(first)) { Ok(()) } else { Err(format!("{objects:?}")) }
     })
     .await?;
     Ok(())

@@ -220,12 +220,17 @@ fn a_shutdown_does_not_wait_for_a_store_that_hangs() {
         let asked = "SELECT FROM pg_stat_activity WHERE backend_type = 'archiver' AND wait_event = 'ArchiveCommand'";
         until("the archiver waits", async || session.exists(asked).await.unwrap()).await;
         drop(session);
+        let wish_again = wish.clone();
         store.archive.wish(Wish { hurry: true, ..wish });
         let begun = std::time::Instant::now();
         assert!(postmaster.stop(&world.processes, std::time::Duration::from_secs(40)).await, "in order");
         println!("stopped after {:?}", begun.elapsed());
         assert!(begun.elapsed() < std::time::Duration::from_secs(20), "it did not wait for the store");
         assert_eq!(store.archive.report().failures, 0, "and nothing failed");
+        // A store that hangs is told of long before the push is given up.
+        store.archive.wish(wish_again);
+        let (_postmaster, _session) = world.start(&instance).await;
+        until("the hanging store is told of", async || store.archive.report().failing_since.is_some()).await;
     });
 }
 

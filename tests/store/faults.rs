@@ -322,7 +322,8 @@ async fn two_who_push_at_once_meet_at_the_store() {
         let file: WalFile = name.parse().unwrap();
         let ours = world.folder.join("segment");
         let (one, two) = tokio::join!(wal::push(&store, &ours, &file, 3), wal::push(&store, &other, &file, 3));
-        assert_eq!(proxy.plan.seen("PUT "), 2, "both found nothing and put");
+        // More where the server answered the second one before it had read it, and the connection broke.
+        assert!(proxy.plan.seen("PUT ") >= 2, "both found nothing and put:\n{}", proxy.plan.history());
         let mut stored = 0;
         for result in [one, two] {
             match result {

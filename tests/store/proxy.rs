@@ -74,6 +74,10 @@ impl Plan {
     pub fn seen(&self, part: &str) -> usize {
         self.seen.lock().unwrap().iter().filter(|request| request.contains(part)).count()
     }
+    /// All requests so far, for a failure's text.
+    pub fn history(&self) -> String {
+        self.seen.lock().unwrap().join("\n")
+    }
     fn next(&self, method: &str, address: &str) -> Option<Fault> {
         self.seen.lock().unwrap().push(format!("{method} {address}"));
         let mut rules = self.rules.lock().unwrap();

@@ -166,6 +166,7 @@ pub fn manifest(id: &BackupId, taken: &Taken) -> Manifest {
             format: FORMAT,
             kind: BackupKind::Full,
             id: id.clone(),
+            requested_by: "uid".to_owned(),
             cluster: "default/db".to_owned(),
             archive: "7".to_owned(),
             system_identifier: "7".to_owned(),

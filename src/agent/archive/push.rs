@@ -23,6 +23,8 @@ const PARALLEL: usize = 4;
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A segment that nobody archived this long is archived by a replica too.
 const YOUNG: Duration = Duration::from_secs(30);
+/// A push that takes this long is told as failing.
+const SLOW: Duration = Duration::from_secs(15);
 /// How long one push may take, its retries included: PostgreSQL asks again.
 const LONGEST: Duration = Duration::from_mins(5);
 
@@ -42,6 +44,7 @@ impl Archive {
             // A shutdown waits for its archiver, and must not wait for a store that hangs.
             () = self.hurried() => return Reply::NotNow,
             outcome = self.try_push(path) => outcome,
+            () = self.tell_when_slow(path) => Err(later("it was given up")),
         };
         let waiting = waiting(path);
         match outcome {
@@ -63,6 +66,19 @@ impl Archive {
                 Reply::Failed(error.to_string())
             }
         }
+    }
+
+    /// A store that hangs is told of long before the push is given up. Never ends.
+    async fn tell_when_slow(&self, path: &Path) {
+        tokio::time::sleep(SLOW).await;
+        // A replica waits for its primary to archive the same.
+        if self.wished().is_some_and(|wish| wish.primary) {
+            let waiting = waiting(path);
+            tracing::warn!(path = %path.display(), waiting, "the store takes long");
+            self.note(|report| report.waiting = waiting);
+            self.note_failure(&Error::Timeout(format!("the store, asked to take {},", path.display())));
+        }
+        std::future::pending::<()>().await;
     }
 
     /// True if the store has it; false if it is not for the store.
