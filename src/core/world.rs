@@ -443,6 +443,8 @@ pub struct World {
     pub volumes: Known<BTreeMap<(u8, Volume), VolumeFacts>>,
     /// What the agents say, by ordinal; only of Pods that run.
     pub reports: BTreeMap<u8, Known<Report>>,
+    /// Whether a bare CRD stands over ours of HelloBackup.
+    pub backups_degraded: bool,
     /// The HelloBackups of this cluster.
     pub backups: Known<Vec<BackupFacts>>,
     /// The HelloBackup that `bootstrap.restore.backup` names, where nothing was resolved yet.

@@ -68,6 +68,7 @@ pub fn blank(object: ObjectFacts, agent_image: &str) -> World {
         pods: Known::Unknown(unknown()),
         volumes: Known::Unknown(unknown()),
         reports: BTreeMap::new(),
+        backups_degraded: false,
         backups: Known::Unknown(unknown()),
         restore_from: Known::Absent,
         verify: Known::Unknown(unknown()),
@@ -102,7 +103,12 @@ impl Observer {
         (crd_degraded, backups_degraded): (bool, Option<&str>),
         failures: Vec<Failure>,
     ) -> World {
-        let mut world = World { crd_degraded, failures, ..blank(object, &self.agent_image) };
+        let mut world = World {
+            crd_degraded,
+            backups_degraded: backups_degraded.is_some(),
+            failures,
+            ..blank(object, &self.agent_image)
+        };
         if let Some(missing) = self.mirrors.unsynced() {
             let why = format!("the watch of {missing} is not complete yet");
             world.children = Known::Unknown(why.clone());

@@ -56,9 +56,10 @@ fn soon(world: &World, plan: &Plan) -> Duration {
     if plan.backups.runs {
         return PROGRESS;
     }
-    let left = plan.backups.next_run.map(|next| next.as_second().saturating_sub(world.now.as_second()));
-    // One that has passed waits for another: the end of that is seen in time.
-    let left = left.and_then(|left| u64::try_from(left).ok()).filter(|left| *left > 0);
+    let due = [plan.backups.next_run, plan.backups.next_verification];
+    let left = due.into_iter().flatten().map(|next| next.as_second().saturating_sub(world.now.as_second()));
+    // One that has passed waits for something else, which is seen in time.
+    let left = left.filter_map(|left| u64::try_from(left).ok()).filter(|left| *left > 0).min();
     left.map_or(Duration::MAX, |left| Duration::from_secs(left.saturating_add(1)))
 }
 
@@ -236,8 +237,12 @@ impl Reconciler {
     /// Backups of a cluster that does not exist.
     async fn orphans(&self, key: &ClusterKey) -> Result<(Outcome, Option<Duration>), Error> {
         let known: Vec<_> = self.mirrors.backups.of(key).into_values().collect();
-        if known.is_empty() || !self.mirrors.objects.synced() || self.degraded.backups().is_some() {
+        if known.is_empty() || self.degraded.backups().is_some() {
             return Ok((Outcome::Settled, None));
+        }
+        if !self.mirrors.objects.synced() {
+            // It may well exist.
+            return Ok((Outcome::Settled, Some(UNDER_WAY)));
         }
         let mut world = blank(ObjectFacts::missing(&key.namespace, &key.name), &self.observer.agent_image);
         world.backups = Known::Present(known);

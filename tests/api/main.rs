@@ -15,6 +15,7 @@ mod agreement;
 mod backups;
 mod definition;
 mod degraded;
+mod generator;
 mod handover;
 mod harness;
 mod lease;

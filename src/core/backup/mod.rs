@@ -2,6 +2,8 @@
 //! of an archive comes in as plain values, so that no store is needed to decide or to test.
 
 mod choose;
+#[cfg(test)]
+mod choose_tests;
 pub mod follow;
 mod retention;
 pub mod schedule;

@@ -226,7 +226,7 @@ fn check_destination(field: &str, destination: &Destination, one: &str, errors: 
 
 fn not_empty(field: &str, text: Option<&str>, errors: &mut Vec<Invalid>) {
     if text.is_some_and(str::is_empty) {
-        errors.push(invalid(field, "write something, or leave the field out"));
+        errors.push(invalid(field, "should be at least 1 chars long"));
     }
 }
 
@@ -350,13 +350,13 @@ mod tests {
             (json!({"schedule": "daily"}), "use five fields of cron"),
             (json!({"schedule": "0 3 * * * "}), "use five fields of cron"),
             (json!({"verify": {"schedule": "0 3 * *"}}), "use five fields of cron"),
-            (json!({"timeZone": ""}), "write something"),
+            (json!({"timeZone": ""}), "at least 1 chars"),
             (json!({"retention": {"keepLast": 0}}), "use 1 to 1000 keepLast"),
             (json!({"retention": {"keepFor": "30"}}), "such as 30d"),
             (json!({"retention": {"keepFor": "030d"}}), "such as 30d"),
             (json!({"archiveTimeoutSeconds": 5}), "use 10 to 3600"),
             (json!({"maxBytesPerSecond": "1k"}), "at least 64Ki"),
-            (json!({"destination": {"s3": {"bucket": ""}}}), "write something"),
+            (json!({"destination": {"s3": {"bucket": ""}}}), "at least 1 chars"),
             (json!({"destination": {"s3": {"bucket": "b", "path": "a/../b"}}}), "use a path"),
             (json!({"destination": {"volume": {"claim": "c", "path": "a//b"}}}), "use a path"),
             (json!({"destination": {"s3": {"bucket": "b", "endpoint": "minio:9000"}}}), "use an address"),

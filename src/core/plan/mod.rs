@@ -164,6 +164,19 @@ impl Step {
     }
 }
 
+impl Step {
+    /// Whether it is about backups alone: the cluster is as it should be meanwhile.
+    pub fn of_backups(&self, names: &crate::api::names::Names) -> bool {
+        use super::world::Kind;
+        match &self.action {
+            Action::Backup { .. } | Action::CancelBackup { .. } => true,
+            _ => self.child(names).is_some_and(|child| {
+                child.kind == Kind::HelloBackup || child.kind == Kind::Pod && child.name == names.verify_pod()
+            }),
+        }
+    }
+}
+
 /// What a cluster is doing, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doing {

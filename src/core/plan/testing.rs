@@ -51,6 +51,7 @@ pub fn empty(wanted: Value) -> World {
         pods: Known::Present(BTreeMap::new()),
         volumes: Known::Present(BTreeMap::new()),
         reports: BTreeMap::new(),
+        backups_degraded: false,
         backups: Known::Present(Vec::new()),
         restore_from: Known::Absent,
         verify: Known::Absent,

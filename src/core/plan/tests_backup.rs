@@ -319,6 +319,11 @@ fn the_schedule_makes_one_and_after_a_pause_only_the_newest() {
         ("NeverBackedUp".into(), "True: there is no backup yet; the first one is due at 2027-01-16T03:00:00Z".into())
     );
     assert!(look(&mut world).settled(), "the run of this morning was before it");
+    // A look at which too little is known takes no announcement back.
+    let mut unknown = world.clone();
+    unknown.config = Known::Unknown("no answer".into());
+    look(&mut unknown);
+    assert_eq!(next(&unknown).as_deref(), Some("2027-01-16T03:00:00Z"));
     // Three days nobody looked.
     world.now = "2027-01-18T12:00:00Z".parse().unwrap();
     let due = look(&mut world);

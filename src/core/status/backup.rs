@@ -17,6 +17,8 @@ use crate::core::world::{BackupFacts, Known, World};
 pub const BACKUP_HEALTHY: &str = "BackupHealthy";
 /// Its reason while WAL cannot be archived.
 pub const ARCHIVE_FAILING: &str = "ArchiveFailing";
+/// Its reason while the destination cannot be read.
+const UNREADABLE: &str = "CatalogUnreadable";
 /// Seconds for which a backup may be late, or wait for its turn.
 const LATE: i64 = 3600;
 /// Most names that are told of backups on their way out.
@@ -24,8 +26,11 @@ const MOST_EXPIRING: usize = 20;
 
 /// What is known of backups. None: they go nowhere.
 pub(super) fn backup(world: &World, plan: &Plan) -> Option<BackupStatus> {
-    plan.accepted.as_ref()?.cluster.backup.destination.as_ref()?;
-    let before = world.object.status.as_ref().and_then(|status| status.backup.clone()).unwrap_or_default();
+    let before = world.object.status.as_ref().and_then(|status| status.backup.clone());
+    // Where nothing is acted upon nothing is news: the run that was announced is made up later.
+    let Some(accepted) = &plan.accepted else { return before };
+    accepted.cluster.backup.destination.as_ref()?;
+    let before = before.unwrap_or_default();
     let was = before.clone();
     let catalog = catalog(world, plan.members.primary);
     let archive = primary(world, plan).and_then(|(_, store)| store.archive.last.as_ref().map(|_| &store.archive));
@@ -92,8 +97,9 @@ fn primary<'a>(world: &'a World, plan: &Plan) -> Option<(&'a Report, &'a StoreRe
 
 /// The condition BackupHealthy; None where backups go nowhere.
 pub(super) fn healthy(world: &World, plan: &Plan, status: Option<&BackupStatus>) -> Option<Verdict> {
-    let cluster = &plan.accepted.as_ref()?.cluster;
     let status = status?;
+    let Some(accepted) = &plan.accepted else { return kept(world) };
+    let cluster = &accepted.cluster;
     let verdict = |holds, reason: &str, sentence: String| {
         Some(Verdict { kind: BACKUP_HEALTHY, holds, reason: reason.into(), sentence })
     };
@@ -104,14 +110,21 @@ pub(super) fn healthy(world: &World, plan: &Plan, status: Option<&BackupStatus>)
         return verdict(true, "Hibernated", "state is Hibernated: nothing is written, and no backup begins".into());
     }
     if let Some(why) = world.backups.unknown() {
-        return verdict(false, "BackupsUnknown", format!("HelloBackups cannot be read: {why}"));
+        // For a moment, at the start of an operator, it stays as it was.
+        let before = kept(world).filter(|_| !world.backups_degraded);
+        return before.or_else(|| verdict(false, "BackupsUnknown", format!("HelloBackups cannot be read: {why}")));
+    }
+    // Only the primary's agent can take back what it said.
+    let said = kept(world).filter(|before| [ARCHIVE_FAILING, UNREADABLE].contains(&before.reason.as_str()));
+    if let (None, Some(before)) = (primary(world, plan), said) {
+        return Some(before);
     }
     if let Some(sentence) = archive_failing(world, plan) {
         return verdict(false, ARCHIVE_FAILING, sentence);
     }
     if let Some(error) = primary(world, plan).and_then(|(_, store)| store.catalog.as_ref()?.error.as_ref()) {
         let sentence = format!("the destination cannot be read, or the retention not be done: {}", error.message);
-        return verdict(false, "CatalogUnreadable", sentence);
+        return verdict(false, UNREADABLE, sentence);
     }
     let known = world.backups.present().map(Vec::as_slice).unwrap_or_default();
     if let Some((facts, why)) = last_failed(known, status) {
@@ -137,6 +150,18 @@ pub(super) fn healthy(world: &World, plan: &Plan, status: Option<&BackupStatus>)
         );
     }
     verdict(true, "Healthy", sentence)
+}
+
+/// The condition as it stands.
+fn kept(world: &World) -> Option<Verdict> {
+    let mut all = world.object.status.iter().flat_map(|status| &status.conditions);
+    let before = all.find(|condition| condition.type_ == BACKUP_HEALTHY)?;
+    Some(Verdict {
+        kind: BACKUP_HEALTHY,
+        holds: before.status == "True",
+        reason: before.reason.clone(),
+        sentence: before.message.clone(),
+    })
 }
 
 /// Whose archive fails, since when, and what that means.

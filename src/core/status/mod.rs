@@ -108,7 +108,8 @@ fn verdicts(
     let trouble = worst(world, plan, failures, &status.instances);
     let writes = write_available(world, plan, status.election.as_ref());
     let backup = backup::healthy(world, plan, status.backup.as_ref());
-    let all = [ready(plan, status, trouble.as_ref(), writes.holds), progressing(plan), degraded(trouble), writes];
+    let all =
+        [ready(plan, status, trouble.as_ref(), writes.holds), progressing(world, plan), degraded(trouble), writes];
     all.into_iter().chain(backup).collect()
 }
 
@@ -139,18 +140,14 @@ fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, w
     }
 }
 
-fn progressing(plan: &Plan) -> Verdict {
+fn progressing(world: &World, plan: &Plan) -> Verdict {
+    let steps: Vec<_> = plan.steps.iter().filter(|step| !step.of_backups(&world.object.names)).collect();
     let (holds, reason, sentence) = match plan.doing {
-        Doing::Nothing if plan.steps.is_empty() => (false, "Settled", "nothing is to be done".to_owned()),
+        Doing::Nothing if steps.is_empty() => (false, "Settled", "nothing is to be done".to_owned()),
         Doing::Nothing => (
             true,
             "Updating",
-            plan.steps
-                .iter()
-                .map(|step| format!("{}: {}", step.id, step.reason))
-                .take(3)
-                .collect::<Vec<_>>()
-                .join("; "),
+            steps.iter().map(|step| format!("{}: {}", step.id, step.reason)).take(3).collect::<Vec<_>>().join("; "),
         ),
         Doing::Updating => (true, "Updating", plan.progress.clone()),
         Doing::Starting => (true, "Starting", plan.progress.clone()),
