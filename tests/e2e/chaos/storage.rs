@@ -92,7 +92,7 @@ async fn one_full(suite: &'static Suite, case: Case) -> Result {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     world.pod(&primary).run(CONTAINER, &["rm", &format!("{DATA_MOUNT}/filler"), &format!("{DATA_MOUNT}/rest")]).await?;
-    world.taken(began, term + 1, TAKEN).await?;
+    world.taken(Instant::now(), term + 1, TAKEN).await?;
     assert_eq!(world.primary().await?, primary, "there is room, and the wish comes true");
     world.converged().await?;
     Ok(())
