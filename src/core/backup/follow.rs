@@ -12,6 +12,8 @@ use crate::core::world::{BackupFacts, Known, World};
 
 /// Seconds for which nobody may tell of a backup before it counts as failed.
 const UNSEEN: i64 = 120;
+/// The same, where nobody is left who could still be at it. One that was complete all the same is found in the catalogue later.
+const GONE: i64 = 20;
 /// Seconds by which clocks of two machines may differ.
 const CLOCKS: i64 = 5;
 
@@ -147,10 +149,11 @@ fn unseen(
     let read = catalog.and_then(|catalog| catalog.read_at.as_deref()?.parse::<Timestamp>().ok());
     let absent = read.is_some_and(|read| read.as_second() > since.as_second().saturating_add(CLOCKS));
     let nobody = pod.is_none() || report.is_some();
-    if waited >= UNSEEN && !begun {
+    let limit = if nobody { GONE } else { UNSEEN };
+    if waited >= limit && !begun {
         return unassigned(before, why);
     }
-    if waited >= UNSEEN || (absent && nobody) {
+    if waited >= limit || (absent && nobody) {
         return failed(world, before, format!("{why}: nothing of it counts as a backup"));
     }
     HelloBackupStatus { unseen_since: Some(second(since)), ..before.clone() }

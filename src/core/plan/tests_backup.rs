@@ -238,6 +238,16 @@ fn an_agent_that_restarted_lost_it_unless_the_catalogue_has_it() {
     present(world.reports.get_mut(&2).unwrap()).store = Some(StoreReport::default());
     look(&mut world);
     assert_eq!(of(&world, "one").phase, BackupPhase::Running, "the catalogue is older than that");
+    // Nobody is left who could be at it, so nobody is waited for; and it is a good one if the catalogue has it after all.
+    let mut late = world.clone();
+    pass(&mut late, 25);
+    look(&mut late);
+    assert_eq!(of(&late, "one").phase, BackupPhase::Failed);
+    pass(&mut late, 600);
+    let complete = entry("uid-one", late.now);
+    catalog(&mut late, vec![complete]);
+    look(&mut late);
+    assert_eq!(of(&late, "one").phase, BackupPhase::Completed);
     let mut found = world.clone();
     pass(&mut found, 30);
     let complete = entry("uid-one", found.now);
