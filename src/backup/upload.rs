@@ -75,10 +75,21 @@ impl Upload {
 }
 
 /// Whether an object is there in its size: then it was made by a call of which we did not hear, and a repeated one finds no upload.
+/// That call may still be at it: a destination that puts the pieces together takes its time (s3s-fs then denied the repeated call).
 async fn there(store: &Store, object: &str, bytes: u64) -> bool {
     let folder = object.rsplit_once('/').map_or("", |(folder, _)| folder);
-    let listed = store.list(folder).await.unwrap_or_default();
-    listed.iter().any(|listed| listed.object == object && listed.bytes == bytes)
+    let looks = async {
+        loop {
+            match store.list(folder).await {
+                Ok(listed) if listed.iter().any(|listed| listed.object == object && listed.bytes == bytes) => {
+                    return true;
+                }
+                Ok(_) => tokio::time::sleep(store.bounds().pause).await,
+                Err(_) => return false,
+            }
+        }
+    };
+    timeout(store.bounds().silence * 3, looks).await.unwrap_or(false)
 }
 
 impl Drop for Upload {
