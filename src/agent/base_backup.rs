@@ -74,7 +74,11 @@ pub async fn take(
         level: LEVEL,
         ..BackupPlan::new(order.id.clone(), order.pgdata.clone())
     };
-    let taken = base::take(&store, &plan, progress).await?;
+    let taken = tokio::select! {
+        taken = base::take(&store, &plan, progress) => taken?,
+        // Without it nothing that is read from here on could ever be used.
+        () = session.closed() => return Err(refused("PostgreSQL stopped while it was taken: take another one")),
+    };
     if !taken.skipped.is_empty() {
         tracing::warn!(skipped = ?taken.skipped, "neither files nor folders: they are not in the backup");
     }

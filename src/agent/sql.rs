@@ -34,6 +34,8 @@ impl Drop for Session {
 
 const CONNECT: Duration = Duration::from_secs(3);
 const ANSWER: Duration = Duration::from_secs(5);
+/// Whether a session has ended is looked at this often.
+const LOOK: Duration = Duration::from_millis(500);
 
 impl Socket {
     /// A socket in this folder.
@@ -71,6 +73,13 @@ impl Socket {
 }
 
 impl Session {
+    /// Ends when this session has ended, whoever ended it.
+    pub async fn closed(&self) {
+        while !self.client.is_closed() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// Runs statements that give nothing back.
     pub async fn run(&self, what: &'static str, sql: &str) -> Result<(), Error> {
         self.run_within(what, sql, ANSWER).await

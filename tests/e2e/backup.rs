@@ -172,7 +172,6 @@ async fn away(_: &'static Suite, case: Case) -> Result {
 }
 
 #[tokio::test]
-#[ignore = "long: make test-all"]
 async fn a_backup_that_is_interrupted_fails_in_words_and_the_next_one_succeeds() -> Result {
     case("interrupted", interrupted).await
 }

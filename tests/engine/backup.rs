@@ -102,6 +102,15 @@ impl Store {
 }
 
 async fn back_up(world: &World, store: &Store, instance: &Instance) -> Result<CatalogEntry, Error> {
+    back_up_at(world, store, instance, None).await
+}
+
+async fn back_up_at(
+    world: &World,
+    store: &Store,
+    instance: &Instance,
+    max_bytes_per_second: Option<u64>,
+) -> Result<CatalogEntry, Error> {
     let order = Order {
         requested_by: "uid-1".into(),
         id: BackupId::new(Timestamp::now(), rand::random()),
@@ -109,7 +118,7 @@ async fn back_up(world: &World, store: &Store, instance: &Instance) -> Result<Ca
         primary: None,
         pgdata: instance.layout.pgdata(),
         socket: instance.socket.clone(),
-        max_bytes_per_second: None,
+        max_bytes_per_second,
     };
     let peers = Peers::new(client(), "tests", Tls::load(&world.identity_of("operator")).unwrap());
     base_backup::take(&store.archive, &world.processes, &peers, &order, &Arc::new(Progress::default())).await
@@ -263,6 +272,25 @@ fn a_recovery_takes_a_store_that_is_away_for_a_failure_and_not_for_the_end_of_th
                 .unwrap();
         },
     );
+}
+
+#[test]
+fn a_backup_ends_with_the_session_that_began_it() {
+    isolated("backup::a_backup_ends_with_the_session_that_began_it", async |world| {
+        let store = Store::new(&world, "db-1");
+        let (instance, session) = primary(&world, &store).await;
+        let begun = std::time::Instant::now();
+        // At this pace it would take minutes.
+        let (outcome, ()) = tokio::join!(back_up_at(&world, &store, &instance, Some(64 << 10)), async {
+            let its =
+                "pg_stat_activity WHERE query LIKE '%pg_backup_start%' AND state = 'idle' AND pid <> pg_backend_pid()";
+            until("it reads", async || session.exists(&format!("SELECT FROM {its}")).await.unwrap()).await;
+            session.run("the end", &format!("SELECT pg_terminate_backend(pid) FROM {its}")).await.unwrap();
+        });
+        let said = outcome.unwrap_err().to_string();
+        assert!(said.contains("PostgreSQL stopped"), "{said}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?}", begun.elapsed());
+    });
 }
 
 #[test]
