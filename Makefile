@@ -79,9 +79,11 @@ endef
 .PHONY: e2e bench bench-failover
 e2e e2e-long chaos bench bench-failover: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
+	@tests/store/install >/dev/null
 	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
 e2e-long: ## What is too long for `make test` (CASE=part of a test's name)
+	@tests/store/install >/dev/null
 	@$(call in_cluster,--test e2e -- --test-threads=1 --ignored $(CASE))
 
 chaos: ## Random faults for some minutes; the seed is printed (MINUTES=60 SEED=)
