@@ -10,6 +10,7 @@ use super::Error;
 use super::archive::{Archive, Wish};
 use super::base_backup::{self, Order, archive_id};
 use super::duties::Turn;
+use super::process::boottime;
 use super::run::{Agent, Event, Task};
 use crate::api::agent::CommandAnswer;
 use crate::api::archive::{
@@ -139,7 +140,11 @@ impl Agent {
             primary: self.engine == EngineState::Primary,
             hurry: stops && !hibernates,
         });
-        if spec.destination.is_none() || self.engine != EngineState::Primary || !self.backups.looking.due() {
+        let holds = self.tenure.as_ref().zip(self.terms.as_ref());
+        let holds = holds.is_some_and(|(tenure, terms)| tenure.valid(boottime(), &terms.bounds));
+        // Only who takes writes removes anything.
+        let primary = holds && self.engine == EngineState::Primary;
+        if spec.destination.is_none() || !primary || !self.backups.looking.due() {
             return;
         }
         self.backups.looking.begin();

@@ -1,4 +1,4 @@
-//! Long acts on PostgreSQL: one job at a time, beside the loop, and what their end means.
+//! Long acts on PostgreSQL: one job at a time, beside the loop.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use super::clone::clone;
 use super::conf::Aim;
 use super::fence::Fence;
 use super::history::{forget_reserved, history_of, reserve};
+use super::job_end::JobEnd;
 use super::peers::Peers;
 use super::postmaster::{Files, Postmaster, accepts_sessions, kill};
 use super::process::boottime;
@@ -15,11 +16,8 @@ use super::restore::restore;
 use super::rewind::{Outcome, rewind};
 use super::run::{Agent, Event, Task, random_word};
 use super::sql::Socket;
-use super::tenure::now;
-use super::volume::Staged;
-use crate::api::agent::{HandOverReason, Phase, Rejoin, Rejoined};
+use crate::api::agent::Phase;
 use crate::core::election::{Data, EngineState, Job, Source, SyncSetting, rules};
-use crate::engine::postgres::control::ControlData;
 use crate::engine::postgres::{slots, sync_names};
 
 /// How long a shutdown in order may take before everything is killed.
@@ -28,8 +26,6 @@ const SHUTDOWN: Duration = Duration::from_secs(40);
 const CHECKPOINT: Duration = Duration::from_secs(10);
 /// How long a promotion may take: it replays what is left.
 const PROMOTION: Duration = Duration::from_mins(1);
-/// A restore that failed is tried again after this, up to eight times as long.
-const RESTORE_AGAIN: Duration = Duration::from_secs(30);
 /// How long a clone waits for the word of the primary's agent.
 const FIRST_WORD: Duration = Duration::from_secs(20);
 
@@ -37,25 +33,8 @@ const FIRST_WORD: Duration = Duration::from_secs(20);
 pub(super) struct JobTask {
     pub(super) job: Job,
     pub(super) source: Option<Source>,
-    serial: u64,
+    pub(super) serial: u64,
     _task: Task,
-}
-
-/// How a job ended.
-#[derive(Debug)]
-pub enum JobEnd {
-    /// A bootstrap.
-    Bootstrap(Result<Staged, Error>),
-    /// A clone: member id and system identifier.
-    Clone(Result<(String, String), Error>),
-    /// A rewind.
-    Rewound(Outcome),
-    /// A start.
-    Started(Result<(), Error>),
-    /// A promotion: the timeline.
-    Promoted(Result<u32, Error>),
-    /// A stop; whether it was in order, and what the control file says.
-    Stopped(bool, Result<ControlData, Error>),
 }
 
 impl Agent {
@@ -178,42 +157,6 @@ impl Agent {
         );
         tracing::error!("{what}");
         self.remember(|state| state.gives_up = Some(what))
-    }
-
-    fn rewound(&mut self, term: i64, outcome: Outcome) -> Result<(), Error> {
-        self.engine = EngineState::Stopped;
-        match outcome {
-            Outcome::Rewound(control) => {
-                self.remember(|state| {
-                    let reason = state.gives_up.take().unwrap_or_else(|| "its history was not the primary's".into());
-                    let rejoined = Rejoined { how: Rejoin::Rewound, at: now(), reason };
-                    (state.unfinished, state.fresh, state.rejoined) = (false, Some(term), Some(rejoined));
-                })?;
-                self.data = self.present(&control);
-                Ok(())
-            }
-            Outcome::NotNeeded(control) => {
-                self.remember(|state| state.unfinished = false)?;
-                self.data = self.present(&control);
-                let Data::Present(member) = &self.data else { return Ok(()) };
-                // The holder's agent knows better than its control file.
-                let inside =
-                    self.elections.fork.as_ref().is_some_and(|fork| fork.contains(member.timeline, member.end));
-                if inside {
-                    self.remember(|state| state.gives_up = None)
-                } else {
-                    self.give_up_data("its history is not the primary's")
-                }
-            }
-            Outcome::Untouched(error) => {
-                self.remember(|state| state.unfinished = false)?;
-                Err(error)
-            }
-            Outcome::Hopeless(error) => {
-                self.give_up_data(&format!("it could not be rewound: {error}"))?;
-                self.remember(|state| state.unfinished = false)
-            }
-        }
     }
 
     /// Makes the standby take writes, on exactly this timeline.
@@ -390,151 +333,6 @@ impl Agent {
                 }
             }
         }
-    }
-
-    pub(super) async fn job_ended(&mut self, serial: u64, end: JobEnd) {
-        // The last word of a job that was given up is not about what runs now.
-        let Some(task) = self.job.take_if(|task| task.serial == serial) else { return };
-        let (job, source) = (task.job, task.source.clone());
-        match end {
-            JobEnd::Bootstrap(Ok(staged)) => {
-                self.engine = EngineState::Stopped;
-                self.data = staged.data();
-                let stored = self.remember(|state| state.staged = Some(staged));
-                self.done_or_failed(stored);
-            }
-            JobEnd::Clone(Ok((member, system_id))) => {
-                self.engine = EngineState::Stopped;
-                let adopted = self.adopt_clone(member, &system_id).await;
-                self.done_or_failed(adopted);
-            }
-            JobEnd::Rewound(outcome) => {
-                let term = source.map_or(0, |source| source.term);
-                let done = self.rewound(term, outcome);
-                self.done_or_failed(done);
-            }
-            JobEnd::Bootstrap(Err(error)) | JobEnd::Clone(Err(error)) => {
-                self.engine = EngineState::Stopped;
-                self.fail(&error);
-                if job == Job::Bootstrap && self.config.as_ref().is_some_and(|c| c.spec.bootstrap.restore.is_some()) {
-                    // Each try may read the whole backup.
-                    let pause = RESTORE_AGAIN * 2_u32.saturating_pow(self.failures.saturating_sub(1).min(3));
-                    self.not_before = boottime() + pause;
-                }
-            }
-            JobEnd::Started(Ok(())) => {
-                if let Some(chosen) = self.duties.started_with() {
-                    let stored = self.accept(chosen);
-                    self.done_or_failed(stored);
-                }
-                if job == Job::StartPrimary {
-                    self.takes_writes();
-                } else {
-                    self.restarting = false;
-                    self.end_is_unknown();
-                    if let Data::Present(member) = &mut self.data {
-                        member.standby = true;
-                    }
-                    self.engine = EngineState::Standby { source, replaying: true };
-                }
-            }
-            JobEnd::Promoted(Ok(timeline)) => {
-                if let Data::Present(member) = &mut self.data {
-                    (member.standby, member.timeline) = (false, timeline);
-                    member.history.push(timeline);
-                }
-                self.takes_writes();
-            }
-            JobEnd::Promoted(Err(error)) => {
-                // It may be writable by now, or be so in a moment.
-                self.tenure_ends(HandOverReason::PostgresDied);
-                self.fail(&error);
-                self.cleared_away().await;
-            }
-            JobEnd::Started(Err(error)) => {
-                self.restarting = false;
-                self.tenure_ends(HandOverReason::PostgresDied);
-                // A configuration that it never started with may be why; then the last good one serves meanwhile.
-                if let Some(chosen) = self.duties.started_with() {
-                    self.reject(&chosen, &error.to_string());
-                }
-                self.fail(&error);
-                self.cleared_away().await;
-            }
-            JobEnd::Stopped(clean, control) => {
-                if !clean {
-                    tracing::warn!("PostgreSQL did not stop in order and was killed");
-                }
-                self.postmaster = None;
-                self.observation = None;
-                self.engine = EngineState::Stopped;
-                let before = self.data.clone();
-                match control {
-                    Ok(control) => self.data = self.present(&control),
-                    Err(error) => {
-                        // What was known before it ran is not how it ended: no release may tell that for its end.
-                        self.fail(&error);
-                        self.data = Data::Unknown;
-                        self.look_again();
-                    }
-                }
-                // A standby that stood still when it was stopped ends where it stood.
-                if let (Data::Present(before), Data::Present(member)) = (before, &mut self.data)
-                    && clean
-                    && job == Job::StopStandby
-                    && before.end_known
-                {
-                    (member.timeline, member.end, member.end_known) = (before.timeline, before.end, true);
-                    member.history = before.history;
-                }
-            }
-        }
-    }
-
-    fn takes_writes(&mut self) {
-        tracing::info!("PostgreSQL takes writes");
-        self.engine = EngineState::Primary;
-        self.restarting = false;
-        self.succeeded();
-        // It moves on from here.
-        self.end_is_unknown();
-        if let Some(tenure) = &mut self.tenure {
-            tenure.served = true;
-        }
-    }
-
-    fn done_or_failed(&mut self, outcome: Result<(), Error>) {
-        match outcome {
-            Ok(()) => self.succeeded(),
-            Err(error) => self.fail(&error),
-        }
-    }
-
-    /// The copy is complete and synced: it becomes this instance's data, in one step. It holds nothing yet that it could have
-    /// acknowledged, so it has no marker and no proof.
-    async fn adopt_clone(&mut self, member: String, system_id: &str) -> Result<(), Error> {
-        let expected = self.register().and_then(|register| register.system_id.clone());
-        if expected.as_deref() != Some(system_id) {
-            return Err(Error::Invalid {
-                what: "the copy",
-                message: format!("its system identifier {system_id} is not this cluster's"),
-            });
-        }
-        // Until the copy stands there, what stands there is given up.
-        self.remember(|state| {
-            (state.member, state.marker, state.proof, state.hopeless) = (Some(member), false, None, true);
-        })?;
-        self.place.layout.go_live(&self.lock)?;
-        let why = self.given_up.take();
-        self.remember(|state| {
-            (state.hopeless, state.fresh) = (false, None);
-            let reason = [why, state.gives_up.take()].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            if !reason.is_empty() {
-                state.rejoined = Some(Rejoined { how: Rejoin::Recloned, at: now(), reason });
-            }
-        })?;
-        (self.cannot_follow, self.elections.marker_gone) = (false, boottime());
-        self.look_at_volume().await
     }
 }
 

@@ -38,7 +38,15 @@ async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogR
     let listing = wal::list(&store).await?;
     let wal = wal_of_listing(&store, &found, &listing).await?;
     let now = Timestamp::now();
-    let plan = retention(&entries(&found), &[], &wal, now, policy);
+    let broken = found.iter().find_map(|found| match &found.state {
+        State::Broken(error) => Some(error),
+        _ => None,
+    });
+    // What cannot be read may be what another one would have to be kept for: nothing goes until somebody has looked.
+    let plan = match broken {
+        Some(_) => Retention::default(),
+        None => retention(&entries(&found), &[], &wal, now, policy),
+    };
     remove_expired(&store, &listing, &wal, &plan).await?;
     for unfinished in &found {
         if let State::Unfinished { newest, bytes } = &unfinished.state
@@ -70,11 +78,9 @@ async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogR
     report.recoverable_from = recoverable_from(&left, &wal).map(|from| from.to_string());
     report.oldest_wal = wal.unbroken_from().map(|(timeline, number)| wal.name(timeline, number));
     report.read_at = Some(now.to_string());
-    if let Some(broken) = kept.iter().find_map(|found| match &found.state {
-        State::Broken(error) => Some(error),
-        _ => None,
-    }) {
-        report.error = Some(StoreError { category: broken.category(), message: broken.to_string() });
+    if let Some(broken) = broken {
+        let message = format!("nothing is removed while a backup cannot be read: {broken}");
+        report.error = Some(StoreError { category: broken.category(), message });
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ pub mod files;
 pub mod history;
 mod holds;
 pub mod inject;
+mod job_end;
 mod jobs;
 pub mod keep;
 pub mod killer;

@@ -19,7 +19,7 @@ use hello_operator::api::spec::{BackupVolume, Destination, S3};
 use hello_operator::api::verify::VerifyOrder;
 use hello_operator::backup::base::Progress;
 use hello_operator::backup::layout::BackupId;
-use hello_operator::backup::target::CloudIdentity;
+use hello_operator::backup::target::{AwsIdentity, CloudIdentity};
 use hello_operator::core::backup::Policy;
 use hello_operator::engine::postgres::settings::Archiving;
 use k8s_openapi::jiff::Timestamp;
@@ -45,10 +45,14 @@ fn client() -> kube::Client {
 
 impl Store {
     fn new(world: &World, name: &str) -> Self {
+        Self::of(world, name, CloudIdentity::default())
+    }
+
+    fn of(world: &World, name: &str, cloud: CloudIdentity) -> Self {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mount = world.root.join("store");
         std::fs::create_dir_all(&mount).unwrap();
-        let stores = Stores::new(client(), "tests", CloudIdentity::default());
+        let stores = Stores::new(client(), "tests", cloud);
         let archive = Arc::new(Archive::new(stores, &mount, world.root.join(format!("{name}-fetched"))));
         let socket = world.root.join(format!("{name}.sock"));
         socket::serve(archive.clone(), &socket).unwrap();
@@ -216,7 +220,15 @@ fn a_shutdown_does_not_wait_for_a_store_that_hangs() {
         // A server that takes the connection and says nothing.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", silent.local_addr().unwrap());
-        let store = Store::new(&world, "db-1");
+        // Already who we are has to be asked there.
+        let token = world.root.join("token");
+        std::fs::write(&token, "token").unwrap();
+        let aws = AwsIdentity {
+            container_credentials_full_uri: Some(format!("{endpoint}/who")),
+            container_authorization_token_file: Some(token.to_string_lossy().into_owned()),
+            ..AwsIdentity::default()
+        };
+        let store = Store::of(&world, "db-1", CloudIdentity { aws, ..CloudIdentity::default() });
         let s3 = S3 { bucket: "b".into(), endpoint: Some(endpoint), region: "r".into(), ..S3::default() };
         let mut instance = world.instance("db-1");
         world.bootstrap(&mut instance).await;
@@ -272,6 +284,31 @@ fn a_recovery_takes_a_store_that_is_away_for_a_failure_and_not_for_the_end_of_th
                 .unwrap();
         },
     );
+}
+
+#[test]
+fn nothing_is_removed_while_a_backup_cannot_be_read() {
+    isolated("backup::nothing_is_removed_while_a_backup_cannot_be_read", async |world| {
+        let store = Store::new(&world, "db-1");
+        let (instance, session) = primary(&world, &store).await;
+        archived(&store, &session).await;
+        let old = back_up(&world, &store, &instance).await.unwrap();
+        let new = back_up(&world, &store, &instance).await.unwrap();
+        let manifest = store.mount.join(ROOT).join("base").join(&new.backup_id).join("manifest.json");
+        let good = std::fs::read(&manifest).unwrap();
+        std::fs::write(&manifest, &good[..good.len() / 2]).unwrap();
+        let one = Policy { keep_last: Some(1), ..Policy::default() };
+        let oldest = store.mount.join(ROOT).join("wal/00000001/000000010000000000000001.zst");
+        assert!(oldest.exists());
+        let report = keep::look(&store.archive, &one).await;
+        assert!(report.error.is_some_and(|error| error.message.contains("nothing is removed")));
+        assert_eq!((report.backups, oldest.exists()), (vec![old], true));
+        // Once it can be read, the older one goes, with the WAL that only it needed.
+        std::fs::write(&manifest, good).unwrap();
+        let report = keep::look(&store.archive, &one).await;
+        assert_eq!((report.error, report.backups), (None, vec![new]));
+        assert!(!oldest.exists());
+    });
 }
 
 #[test]

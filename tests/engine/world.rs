@@ -127,7 +127,9 @@ impl World {
     pub fn identity_of(&self, part: &str) -> Secrets {
         let root = self.root.join(format!("as-{part}"));
         std::fs::create_dir_all(&root).unwrap();
-        std::os::unix::fs::symlink(self.root.join("secrets").join(part), root.join("replication")).unwrap();
+        if !root.join("replication").exists() {
+            std::os::unix::fs::symlink(self.root.join("secrets").join(part), root.join("replication")).unwrap();
+        }
         Secrets::new(root)
     }
 

@@ -82,7 +82,12 @@ impl Archive {
 
     /// What it shall do from now on.
     pub fn wish(&self, wish: Wish) {
-        let other = self.wished().is_none_or(|present| present.destination != wish.destination);
+        let before = self.wished();
+        let same = |what: fn(&Wish, &Wish) -> bool| before.as_ref().is_some_and(|before| what(before, &wish));
+        let other = !same(|a, b| a.destination == b.destination);
+        if other || !same(|a, b| a.root == b.root && a.archive == b.archive) {
+            self.forget_uploads();
+        }
         self.wish.send_if_modified(|present| present.replace(wish.clone()) != Some(wish));
         if other {
             // What was said of another destination says nothing of this one.

@@ -60,11 +60,12 @@ impl Archive {
             drop(self.begin_fetch(&store, &file.to_string(), &file));
             next = ahead.next(size);
         }
-        let outcome = fetch.await;
-        // A failure, or that it is not there, is no answer to the next question.
+        let fetched = fetch.await;
         self.prefetch.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-        if !outcome.map_err(Error::Shared)? {
-            return Ok(false);
+        // What was tried ahead, perhaps minutes ago, answers only when it succeeded: the end of the WAL, or of the restore, is
+        // told by what is so now.
+        if !matches!(fetched, Ok(true)) {
+            return Ok(wal::fetch(&store, &file, to).await?);
         }
         let from = self.prefetch.spare.join(name);
         if std::fs::rename(&from, to).is_err() {

@@ -1,6 +1,7 @@
 //! From PostgreSQL's archiver to the store: one segment after the other while it keeps up, several at once when it is behind.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -44,7 +45,7 @@ impl Archive {
             // A shutdown waits for its archiver, and must not wait for a store that hangs.
             () = self.hurried() => return Reply::NotNow,
             outcome = self.try_push(path) => outcome,
-            () = self.tell_when_slow(path) => Err(later("it was given up")),
+            never = self.tell_when_slow(path) => match never {},
         };
         let waiting = waiting(path);
         match outcome {
@@ -69,7 +70,7 @@ impl Archive {
     }
 
     /// A store that hangs is told of long before the push is given up. Never ends.
-    async fn tell_when_slow(&self, path: &Path) {
+    async fn tell_when_slow(&self, path: &Path) -> Infallible {
         tokio::time::sleep(SLOW).await;
         // A replica waits for its primary to archive the same.
         if self.wished().is_some_and(|wish| wish.primary) {
@@ -78,7 +79,7 @@ impl Archive {
             self.note(|report| report.waiting = waiting);
             self.note_failure(&Error::Timeout(format!("the store, asked to take {},", path.display())));
         }
-        std::future::pending::<()>().await;
+        std::future::pending().await
     }
 
     /// True if the store has it; false if it is not for the store.
@@ -163,6 +164,11 @@ impl Archive {
         let mut under_way = self.uploads.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         // What nobody will ask for any more.
         under_way.retain(|other, _| other == name || ready.binary_search(other).is_ok());
+    }
+
+    /// What was sent to another destination is not in this one.
+    pub(super) fn forget_uploads(&self) {
+        self.uploads.under_way.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     fn forget(&self, name: &str) {

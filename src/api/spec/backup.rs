@@ -5,6 +5,8 @@ use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::schema::{Rule, checked_text, integer};
+
 /// Continuous archive of the WAL, and base backups.
 #[derive(Serialize, Deserialize, KubeSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -293,9 +295,6 @@ fn default_secret_access_key() -> String {
     "secretAccessKey".into()
 }
 
-/// Rule and message of a text, as the API server checks it; [`crate::core::cluster`] checks the same again.
-pub type Rule = (&'static str, &'static str);
-
 /// A schedule. Whether such a moment ever comes (30 February) is more than a pattern can say: a condition tells.
 pub const CRON: Rule = (
     "self.matches('^[0-9*,/A-Za-z-]+( +[0-9*,/A-Za-z-]+){4}$')",
@@ -320,14 +319,6 @@ pub const RATE: Rule = (
     "use at least 64Ki bytes per second, such as 50M",
 );
 
-pub(super) fn checked_text(most: u32, (rule, message): Rule) -> Schema {
-    json_schema!({
-        "type": "string",
-        "maxLength": most,
-        "x-kubernetes-validations": [{"rule": rule, "message": message}],
-    })
-}
-
 fn cron_schema(_: &mut SchemaGenerator) -> Schema {
     checked_text(128, CRON)
 }
@@ -349,17 +340,6 @@ fn rate_schema(_: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-int-or-string": true,
         "maxLength": 32,
         "x-kubernetes-validations": [{"rule": RATE.0, "message": RATE.1}],
-    })
-}
-
-fn integer(least: i32, most: i32, what: &str) -> Schema {
-    json_schema!({
-        "type": "integer",
-        "format": "int32",
-        "x-kubernetes-validations": [{
-            "rule": format!("self >= {least} && self <= {most}"),
-            "message": format!("use {least} to {most} {what}"),
-        }],
     })
 }
 

@@ -5,7 +5,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::Destination;
-use super::backup::{Rule, checked_text};
+use super::schema::{Rule, checked_text};
 
 /// What a new cluster begins with.
 #[derive(Serialize, Deserialize, KubeSchema, Clone, Debug, Default, PartialEq, Eq)]

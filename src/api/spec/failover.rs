@@ -5,6 +5,8 @@ use kube::KubeSchema;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::schema::integer;
+
 /// Seconds that a complete stop of PostgreSQL may take, between the holder's deadline and the end of its Lease.
 pub const STOP_SECONDS: i32 = 2;
 
@@ -68,26 +70,15 @@ fn default_max_lag() -> Quantity {
 }
 
 fn lease_duration_schema(_: &mut SchemaGenerator) -> Schema {
-    seconds(8, 300, "leaseDurationSeconds")
+    integer(8, 300, "leaseDurationSeconds")
 }
 
 fn renew_deadline_schema(_: &mut SchemaGenerator) -> Schema {
-    seconds(5, 297, "renewDeadlineSeconds")
+    integer(5, 297, "renewDeadlineSeconds")
 }
 
 fn retry_period_schema(_: &mut SchemaGenerator) -> Schema {
-    seconds(1, 60, "retryPeriodSeconds")
-}
-
-fn seconds(least: i32, most: i32, field: &str) -> Schema {
-    json_schema!({
-        "type": "integer",
-        "format": "int32",
-        "x-kubernetes-validations": [{
-            "rule": format!("self >= {least} && self <= {most}"),
-            "message": format!("use {least} to {most} {field}"),
-        }],
-    })
+    integer(1, 60, "retryPeriodSeconds")
 }
 
 fn max_lag_schema(_: &mut SchemaGenerator) -> Schema {

@@ -241,15 +241,20 @@ fn database(scope: Scope<'_>) -> Value {
     container
 }
 
-fn mounts(scope: Scope<'_>) -> Value {
-    let mut mounts = vec![
+/// What PostgreSQL and our program need wherever they run.
+pub(super) fn usual_mounts() -> Vec<Value> {
+    vec![
         json!({"name": "data", "mountPath": DATA_MOUNT}),
         json!({"name": "bin", "mountPath": folder(AGENT_BINARY), "readOnly": true}),
         json!({"name": "tmp", "mountPath": "/tmp"}),
         json!({"name": "run", "mountPath": SOCKET_DIR}),
         json!({"name": "shm", "mountPath": "/dev/shm"}),
         json!({"name": "config", "mountPath": "/etc/passwd", "subPath": PASSWD_KEY, "readOnly": true}),
-    ];
+    ]
+}
+
+fn mounts(scope: Scope<'_>) -> Value {
+    let mut mounts = usual_mounts();
     if scope.cluster.storage.wal_size.is_some() {
         mounts.push(json!({"name": "wal", "mountPath": WAL_MOUNT}));
     }

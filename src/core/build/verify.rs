@@ -4,11 +4,10 @@
 
 use serde_json::{Value, json};
 
-use super::pod::{claim, folder, inject, place_on_a_node, restricted, security};
+use super::pod::{claim, inject, place_on_a_node, restricted, security, usual_mounts};
 use super::{Child, Scope, child};
 use crate::api::names::{
-    AGENT_BINARY, BACKUP_MOUNT, CONTAINER, DATA_MOUNT, LABEL_MANAGED_BY, LABEL_VERIFIES, MANAGED_BY, PASSWD_KEY,
-    SOCKET_DIR,
+    AGENT_BINARY, BACKUP_MOUNT, CONTAINER, LABEL_MANAGED_BY, LABEL_VERIFIES, MANAGED_BY, PASSWD_KEY,
 };
 use crate::api::spec::Destination;
 use crate::api::verify::VerifyOrder;
@@ -56,14 +55,7 @@ pub fn pod(scope: Scope<'_>, destination: &Destination, query: Option<&str>, age
 
 fn container(scope: Scope<'_>, order: &str) -> Value {
     let cluster = scope.cluster;
-    let mut mounts = vec![
-        json!({"name": "data", "mountPath": DATA_MOUNT}),
-        json!({"name": "bin", "mountPath": folder(AGENT_BINARY), "readOnly": true}),
-        json!({"name": "tmp", "mountPath": "/tmp"}),
-        json!({"name": "run", "mountPath": SOCKET_DIR}),
-        json!({"name": "shm", "mountPath": "/dev/shm"}),
-        json!({"name": "config", "mountPath": "/etc/passwd", "subPath": PASSWD_KEY, "readOnly": true}),
-    ];
+    let mut mounts = usual_mounts();
     if claim(cluster.backup.destination.as_ref()).is_some() {
         mounts.push(json!({"name": "backup", "mountPath": BACKUP_MOUNT, "readOnly": true}));
     }
