@@ -11,6 +11,7 @@ use super::run::{Agent, Event};
 use super::standstill::stand;
 use crate::api::agent::{ElectionPhase, ElectionReport, Lsn, Phase};
 use crate::core::election::choose::{Verdict, judge};
+use crate::core::election::lease_step::unelectable;
 use crate::core::election::vote::{Read, answer, marker_returns, may_freeze};
 use crate::core::election::{Answer, Ballot, Boot, Data, EngineState, History, NoAnswer, Promise};
 
@@ -340,10 +341,13 @@ impl Agent {
         let streams = observed.status.streaming_from.as_deref() == Some(source.instance.as_str());
         let (Some(timeline), Some(flushed)) = (observed.status.timeline, observed.status.received) else { return };
         let read_since = self.lease_read_sent > self.elections.marker_gone;
-        if streams
-            && self.state.fresh.is_none()
-            && source.term == seen.register.term
-            && marker_returns(&seen.register, read_since, timeline, flushed)
+        if !streams || self.state.fresh.is_some() || source.term != seen.register.term {
+            return;
+        }
+        if !read_since {
+            // Until it is read this member cannot be elected: were the primary lost now, perhaps nobody could be.
+            self.read_due = Duration::ZERO;
+        } else if marker_returns(&seen.register, true, timeline, flushed)
             && let Err(error) = self.remember(|state| state.marker = true)
         {
             tracing::warn!(%error, "that this copy is complete could not be noted");
@@ -377,6 +381,9 @@ impl Agent {
                     report(ElectionPhase::Blocked, &seen.version, blocked.missing, blocked.sentence)
                 }
             };
+        }
+        if let Some(sentence) = self.decide(unelectable) {
+            return report(ElectionPhase::Blocked, &seen.version, Vec::new(), sentence);
         }
         let promise = self.state.promise.as_ref()?;
         let version = promise.versions.iter().next_back()?;

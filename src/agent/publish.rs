@@ -146,7 +146,8 @@ impl Agent {
                 if upstream == Some(source.instance.as_str()) && seen.status.timeline == Some(written_on)
                     || upstream.is_none() && recently
                 {
-                    Ok(())
+                    // It would read old rows, and could not take over.
+                    if self.state.marker { Ok(()) } else { Err(format!("catches up with {}", source.instance)) }
                 } else {
                     Err(format!("does not stream from {} yet", source.instance))
                 }

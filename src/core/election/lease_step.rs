@@ -238,6 +238,27 @@ fn elect(view: &View<'_>, seen: &Seen, terms: &Terms, me: &str, proven: bool) ->
     }
 }
 
+/// After so long without a holder a member that may not be elected says so.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Why this member does nothing about a Lease that nobody holds: its copy was made anew, or rewound, and the primary was
+/// lost before it had caught up. In a sentence, with what a human can do.
+pub fn unelectable(view: &View<'_>) -> Option<String> {
+    let (seen, terms) = (view.lease?, view.terms?);
+    let register = &seen.register;
+    let Data::Present(member) = view.data else { return None };
+    let mine = view.tenure.is_some() || register.whole(&member.id, member.proof.as_deref());
+    let idle = register.holder.is_empty() || !terms.failover || mine || member.marker;
+    if idle || view.now < deposable_at(view, seen, terms).max(seen.since) + SILENCE {
+        return None;
+    }
+    Some(format!(
+        "the copy of {} had not caught up when the primary was lost, so it may not be elected: bring {} back",
+        view.me.instance,
+        register.holder_instance().unwrap_or("the last primary"),
+    ))
+}
+
 /// From when on the register may be taken from whoever holds it: at once when it is released, held by an earlier start in
 /// this Pod, or its holder's container is proven to have ended; else when this very version has stood for the holder's
 /// full lease by this process's own clock.

@@ -81,14 +81,15 @@ impl Joined {
 
 /// The rule that should be in force, given the one that is.
 ///
-/// Under `Quorum` members join as soon as they stream, and leave after [`GRACE_SECONDS`] or because their instance is
+/// Members join as soon as they stream and may be elected, and leave after [`GRACE_SECONDS`] or because their instance is
 /// removed, but never so that fewer than k remain: then the rule stays as it is, writes wait, and durability is not
 /// lowered silently. For a member that never streamed in this term the shell counts `gone_for` from the term's start.
 pub fn wanted(durability: Durability, k: u32, present: &Rule, joined: &[Joined]) -> Rule {
     let k = if durability == Durability::Async { 0 } else { k };
     let needed = usize::try_from(k).unwrap_or(usize::MAX);
     let find = |id: &str| joined.iter().find(|member| member.member == id);
-    let fresh: BTreeSet<String> = joined.iter().filter(|m| m.counts()).map(|m| m.member.clone()).collect();
+    // Who may not answer elections yet would only be missing in one, and that may be for ever when the holder is lost.
+    let fresh: BTreeSet<String> = joined.iter().filter(|m| m.ready()).map(|m| m.member.clone()).collect();
     // A member of which the holder knows nothing stays: unknown is not absent.
     let stays = |id: &&String| {
         active(Mutation::DeadMemberStays)
@@ -274,6 +275,17 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_may_not_be_elected_yet_joins_no_rule() {
+        for (durability, present) in [(Durability::Quorum, Rule::new(["a"], 1)), (Durability::Async, Rule::none())] {
+            let mut fresh = joined("b", true, 0);
+            fresh.marker = false;
+            assert_eq!(wanted(durability, present.k, &present, std::slice::from_ref(&fresh)), present);
+            fresh.marker = true;
+            assert!(wanted(durability, present.k, &present, &[fresh]).members.contains("b"));
+        }
+    }
+
+    #[test]
     fn only_members_that_confirmed_the_term_are_set() {
         let mut member = joined("b", true, 0);
         member.confirmed = false;
@@ -283,8 +295,10 @@ mod tests {
     }
 
     prop_compose! {
-        fn any_joined()(member in "[a-d]", confirmed: bool, streaming: bool, gone in 0..60_u64, leaving: bool) -> Joined {
-            Joined { instance: member.clone(), member, confirmed, marker: true, streaming, gone_for: if streaming { 0 } else { gone }, leaving }
+        fn any_joined()(
+            member in "[a-d]", confirmed: bool, marker: bool, streaming: bool, gone in 0..60_u64, leaving: bool,
+        ) -> Joined {
+            Joined { instance: member.clone(), member, confirmed, marker, streaming, gone_for: if streaming { 0 } else { gone }, leaving }
         }
     }
 

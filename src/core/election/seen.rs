@@ -1,5 +1,6 @@
 //! What the real cluster showed, each as one case.
 
+use super::lease_step::unelectable;
 use super::tests::{World, member, running, seconds};
 use super::*;
 use crate::api::agent::Lsn;
@@ -128,6 +129,22 @@ fn a_running_standby_is_compared_only_where_its_end_is_known() {
     assert!(matches!(engine_step(&world.view()), EngineStep::Stop(_)), "a clone takes the place of a stopped one only");
     world.engine = EngineState::Stopped;
     assert!(matches!(engine_step(&world.view()), EngineStep::Clone { .. }));
+}
+
+/// Seen in CI: a primary lost three seconds after its replicas were made. They waited for ever, and nobody was told why.
+#[test]
+fn a_copy_that_may_not_be_elected_says_so_when_nobody_takes_over() {
+    let mut world = second_of_two();
+    let free = world.lease.as_ref().unwrap().since;
+    world.now = free + seconds(60);
+    assert_eq!(unelectable(&world.view()), None, "it is electable");
+    let Data::Present(data) = &mut world.data else { panic!() };
+    data.marker = false;
+    let told = unelectable(&world.view()).unwrap();
+    assert!(told.contains("db-3") && told.contains("bring db-1 back"), "{told}");
+    assert!(matches!(lease_step(&world.view()), LeaseStep::Wait { .. }));
+    world.now = free + seconds(1);
+    assert_eq!(unelectable(&world.view()), None, "the others may be at it");
 }
 
 #[test]

@@ -195,15 +195,18 @@ impl Case {
         Ok(())
     }
 
-    /// Deletes an object and waits until another one stands in its place.
+    /// Deletes an object and waits until another one stands in its place. What does not hear that it is to end, as a Pod
+    /// with a frozen agent, is there for all of its grace.
     pub async fn replaced<K>(&self, name: &str) -> Result
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
     {
         let objects: Api<K> = self.api();
         let before = objects.get_metadata(name).await?.uid();
-        objects.delete(name, &DeleteParams::default()).await?;
-        eventually(SOON, &format!("{} {name} to come back", K::kind(&())), || async {
+        let deleted = objects.delete(name, &DeleteParams::default()).await?;
+        let grace = deleted.left().and_then(|object| object.meta().deletion_grace_period_seconds).unwrap_or_default();
+        let patience = SOON + Duration::from_secs(grace.unsigned_abs());
+        eventually(patience, &format!("{} {name} to come back", K::kind(&())), || async {
             match objects.get_metadata_opt(name).await {
                 Ok(Some(found)) if found.uid() != before && found.meta().deletion_timestamp.is_none() => Ok(()),
                 Ok(Some(_)) => Err("the old one is there".to_owned()),
