@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Hello Operator: PostgreSQL on Kubernetes, highly available.
 #[derive(Debug, Parser)]
-#[command(name = "hello-operator", version, about)]
+#[command(name = "hello-operator", version = version(), about)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -16,6 +16,11 @@ pub struct Cli {
     /// How to log.
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+fn version() -> &'static str {
+    static LINE: std::sync::LazyLock<String> = std::sync::LazyLock::new(crate::api::build::line);
+    &LINE
 }
 
 /// The programs in this one binary.
@@ -86,6 +91,9 @@ pub struct RunArgs {
     /// Namespace of the operator's own Lease.
     #[arg(long, env = "POD_NAMESPACE", default_value = "default")]
     pub namespace: String,
+    /// Look after these namespaces only, with rights in them and nowhere else. None: after all.
+    #[arg(long, env = "HELLO_WATCH_NAMESPACES", value_delimiter = ',')]
+    pub watch_namespaces: Vec<String>,
     /// How many clusters are reconciled at the same time.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub concurrency: u16,

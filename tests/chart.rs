@@ -102,6 +102,28 @@ fn every_value_renders_as_agreed() {
 }
 
 #[test]
+fn namespaces_render_as_agreed_and_ask_for_nothing_beyond_them() {
+    let Some(helm) = helm() else { return };
+    let text = render(helm, &["--set", "watchNamespaces={shop,bank}", "--set", "crds.enabled=false"]);
+    golden("namespaces.yaml", &text);
+    let rendered = documents(&text);
+    for kind in ["ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"] {
+        assert!(of_kind(&rendered, kind).is_empty(), "{kind}");
+    }
+    // The same rights as in the whole cluster, but for what belongs to all of it.
+    let whole = documents(&render(helm, &[]));
+    let whole = of_kind(&whole, "ClusterRole")[0]["rules"].as_array().unwrap().clone();
+    let beyond = ["apiextensions.k8s.io", "storage.k8s.io"];
+    let inside: Vec<_> =
+        whole.into_iter().filter(|rule| !beyond.iter().any(|group| rule["apiGroups"][0] == *group)).collect();
+    for namespace in ["shop", "bank"] {
+        let roles = of_kind(&rendered, "Role");
+        let role = roles.iter().find(|role| role["metadata"]["namespace"] == namespace).unwrap();
+        assert_eq!(role["rules"].as_array().unwrap(), &inside);
+    }
+}
+
+#[test]
 fn every_value_has_an_effect_and_is_set_in_the_full_values() {
     let Some(helm) = helm() else { return };
     let read =
@@ -116,7 +138,9 @@ fn every_value_has_an_effect_and_is_set_in_the_full_values() {
     }
     let set: BTreeSet<_> = leaves("", &full).into_iter().map(|(path, _)| path).collect();
     for (path, _) in leaves("", &defaults) {
-        assert!(set.contains(&path) || path.starts_with("/resources/"), "{path} is not in full.values.yaml");
+        // Namespaces of its own change what is rendered as a whole: they have a golden of their own.
+        let apart = path.starts_with("/resources/") || path == "/watchNamespaces";
+        assert!(set.contains(&path) || apart, "{path} is not in full.values.yaml");
     }
 }
 
@@ -142,6 +166,7 @@ fn the_schema_refuses_what_has_no_meaning() {
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("crds.managed=true", "managed"),
         ("logging.format=xml", "format"),
+        ("watchNamespaces={Shop}", "watchNamespaces"),
         ("tracing.endpoint=collector:4317", "endpoint"),
         ("tracing.endpoint=https://collector:4317", "endpoint"),
         ("resources.limit.memory=1Gi", "limit"),
@@ -152,6 +177,15 @@ fn the_schema_refuses_what_has_no_meaning() {
         assert!(!output.status.success(), "{setting} was accepted");
         assert!(text.contains(complaint), "{setting}: {text}");
     }
+}
+
+#[test]
+fn what_needs_the_whole_cluster_is_refused_in_words_with_namespaces() {
+    let Some(helm) = helm() else { return };
+    let settings = ["--set", "watchNamespaces={shop}", "--set", "crds.manage=true"];
+    let output = run(helm, &[&["template", "hello", CHART], &settings[..]].concat());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("leave it out with watchNamespaces"), "{text}");
 }
 
 #[test]

@@ -44,6 +44,7 @@ use super::tls::Tls;
 use super::volume::{Chosen, Layout, State, VolumeLock};
 use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, HoldAnswer, HoldRequest, Lsn};
 use crate::api::archive::{BackupEnd, CatalogReport};
+use crate::api::build;
 use crate::api::names::{BACKUP_MOUNT, Names, PORT_AGENT, PORT_HEALTH, PORT_POSTGRES, SECRETS_MOUNT, SOCKET_DIR};
 use crate::backup::target::CloudIdentity;
 use crate::config::AgentArgs;
@@ -227,7 +228,7 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
         nonce: random_word(),
         address: args.address.to_string(),
     };
-    tracing::info!(instance = %me.instance, nonce = %me.nonce, version = env!("CARGO_PKG_VERSION"), "the agent begins");
+    tracing::info!(instance = %me.instance, nonce = %me.nonce, version = build::VERSION, commit = build::COMMIT, "the agent begins");
     let shared = Shared::new(super::publish::first_report(&me));
     let (events, mut inbox) = mpsc::channel(64);
     // Health first: the kubelet must be able to see an agent that waits for its volume.

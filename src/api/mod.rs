@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod archive;
 pub mod backup;
+pub mod build;
 pub mod category;
 pub mod crd;
 pub mod names;

@@ -166,6 +166,8 @@ pub struct ChildMeta {
     pub hash: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether somebody else changed or removed what we set in it.
+    pub edited: bool,
 }
 
 /// The object.

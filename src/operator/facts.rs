@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::mirror::{ClusterKey, Facts};
+use super::owned::Owned;
 use crate::api::agent::Lsn;
 use crate::api::names::{
     ANNOTATION_HAND_OVER, ANNOTATION_HASH, ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONTAINER,
@@ -45,6 +46,7 @@ pub fn child(meta: &ObjectMeta) -> ChildMeta {
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
         hash: annotation(meta, ANNOTATION_HASH).map(Into::into),
         deleting: meta.deletion_timestamp.is_some(),
+        edited: false,
     }
 }
 
@@ -59,11 +61,24 @@ fn child_differs(before: &ChildMeta, after: &ChildMeta) -> bool {
 pub struct Plain {
     /// Its metadata.
     pub meta: ChildMeta,
+    /// Which of its fields are ours.
+    pub owned: Owned,
+}
+
+impl Plain {
+    /// From its metadata.
+    pub fn of(meta: &ObjectMeta) -> Self {
+        Self { meta: child(meta), owned: Owned::of(meta) }
+    }
 }
 
 impl Facts for Plain {
     fn differs(&self, next: &Self) -> bool {
-        child_differs(&self.meta, &next.meta)
+        child_differs(&self.meta, &next.meta) || next.owned.edited()
+    }
+
+    fn after(self, before: &Self) -> Self {
+        if self.meta.uid == before.meta.uid { Self { owned: self.owned.after(before.owned), ..self } } else { self }
     }
 }
 

@@ -13,6 +13,7 @@ mod keys;
 mod mirror;
 mod object;
 mod observe;
+mod owned;
 mod patch;
 mod queue;
 mod random;
@@ -21,12 +22,14 @@ mod secrets;
 mod show;
 mod streams;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::Error;
 pub use show::show;
 
+use crate::api::build;
 use crate::config::{LogArgs, RunArgs, TelemetryEnv};
 use crate::leader::{Elector, Gate, Settings, Timings, connect};
 use crate::telemetry::health::{Health, Server};
@@ -36,7 +39,7 @@ use apply::Applier;
 use backups::Backups;
 use crd::Degraded;
 use events::Events;
-use mirror::ClusterKey;
+use mirror::{ClusterKey, Scope};
 use object::Entry;
 use observe::Observer;
 use queue::Queue;
@@ -83,7 +86,8 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     let reader = client::reader(&config, Arc::clone(&metrics))?;
     let writer = connect(&config, gate.clone()).map_err(|error| Error::Config(error.to_string()))?;
 
-    let mirrors = Arc::new(Mirrors::default());
+    let scopes = scopes(&args.watch_namespaces);
+    let mirrors = Arc::new(Mirrors::filled_by(scopes.len()));
     let queue = Arc::new(Queue::default());
     let health = Health::new();
     checks(&health, &mirrors, &metrics);
@@ -96,7 +100,8 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         })
         .await?
     };
-    tracing::info!(address = %server.address(), inside, standalone = args.standalone, "the operator starts");
+    let (version, commit) = (build::VERSION, build::COMMIT);
+    tracing::info!(address = %server.address(), version, commit, inside, standalone = args.standalone, "the operator starts");
     let serving = tokio::spawn(server.serve(end.clone().wait()));
 
     let events = Arc::new(Events::new(writer.clone(), args.identity.clone()));
@@ -146,17 +151,22 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         metrics: Arc::clone(&metrics),
         degraded,
     };
-    for definition in crd::Definition::ALL {
+    // They belong to the whole cluster, so that with rights in namespaces only they cannot be looked at.
+    let definitions = if args.watch_namespaces.is_empty() { &crd::Definition::ALL[..] } else { &[] };
+    for definition in definitions.iter().copied() {
         let (watch, all) = (watch.clone(), (Arc::clone(&mirrors), Arc::clone(&queue)));
         tokio::spawn(async move { crd::watch(watch, definition, move || wake_all(&all.0, &all.1)).await });
     }
-    let watching = Watching { client: reader, mirrors, queue: Arc::clone(&queue), metrics };
-    let telling = gate.clone();
-    streams::start(&watching, move |cluster, news| {
-        if telling.leading() {
-            tell(cluster, &news);
-        }
-    });
+    for scope in scopes {
+        let (client, mirrors, queue) = (reader.clone(), Arc::clone(&mirrors), Arc::clone(&queue));
+        let watching = Watching { client, mirrors, queue, metrics: Arc::clone(&metrics), scope };
+        let telling = gate.clone();
+        streams::start(&watching, move |cluster, news| {
+            if telling.leading() {
+                tell(cluster, &news);
+            }
+        });
+    }
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..args.concurrency {
         workers.spawn(work(Arc::clone(&reconciler), gate.clone(), end.clone()));
@@ -177,6 +187,12 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     }
     let _ = serving.await;
     Ok(())
+}
+
+/// What the watches cover: all namespaces by one watch of each kind, or some by one each.
+fn scopes(namespaces: &[String]) -> Vec<Scope> {
+    let named: BTreeSet<&str> = namespaces.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
+    if named.is_empty() { vec![None] } else { named.into_iter().map(|name| Some(name.into())).collect() }
 }
 
 /// One worker: while this process leads, it looks at one cluster after the other. It ends between two looks.

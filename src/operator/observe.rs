@@ -180,7 +180,8 @@ impl Observer {
         let mut children = BTreeMap::new();
         for (kind, mirror) in Kind::PLAIN.iter().zip(&self.mirrors.plain) {
             for (name, plain) in mirror.of(cluster) {
-                children.insert(ChildId::new(*kind, name), plain.meta);
+                let edited = plain.owned.edited();
+                children.insert(ChildId::new(*kind, name), ChildMeta { edited, ..plain.meta });
             }
         }
         children

@@ -210,6 +210,13 @@ impl Reconciler {
             self.metrics.failed(error.category());
         }
         let failures = applied.failures(&world);
+        for step in &applied.done {
+            if let Action::Apply(child) = &step.action
+                && let Some(mirror) = self.mirrors.plain(child.id.kind)
+            {
+                mirror.update(key, &child.id.name, |found| found.owned.settle());
+            }
+        }
         self.memories().entry(key.clone()).or_default().failures.clone_from(&failures);
         for step in &applied.done {
             if self.applier.end.came() {

@@ -37,8 +37,14 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
     let (key, entry) = Entry::read(object).ok_or_else(|| Error::Internal("the object has no name".into()))?;
 
     let mirrors = Arc::new(Mirrors::default());
-    let watching =
-        Watching { client: reader.clone(), mirrors: Arc::clone(&mirrors), queue: Arc::new(Queue::default()), metrics };
+    let watching = Watching {
+        client: reader.clone(),
+        mirrors: Arc::clone(&mirrors),
+        queue: Arc::new(Queue::default()),
+        metrics,
+        // A person may have rights in this namespace only.
+        scope: Some(key.namespace.clone()),
+    };
     streams::start(&watching, |_, _| {});
     let synced = async {
         while mirrors.unsynced().is_some() || !mirrors.backups.synced() {
@@ -59,8 +65,12 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
 
 async fn bare(client: &kube::Client) -> Result<bool, Error> {
     let crds = Api::all(client.clone());
-    let crd = call("the CRD cannot be read", crds.get(crate::api::names::CRD_NAME)).await?;
-    Ok(super::crd::is_bare(super::crd::Definition::Operators, &crd))
+    match call("the CRD cannot be read", crds.get(crate::api::names::CRD_NAME)).await {
+        Ok(crd) => Ok(super::crd::is_bare(super::crd::Definition::Operators, &crd)),
+        // It belongs to the whole cluster, and a person may have rights in this namespace only.
+        Err(error) if error.code() == Some(403) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn describe(key: &ClusterKey, plan: &Plan, status: &HelloOperatorStatus) -> String {

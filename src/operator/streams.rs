@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -18,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 use super::backups::{self, hello_backups};
 use super::facts::{self, Plain};
-use super::mirror::{ClusterKey, Facts, Mirror};
+use super::mirror::{ClusterKey, Facts, Mirror, Scope};
 use super::object::Entry;
 use super::queue::Queue;
 use super::random::jitter;
@@ -59,6 +60,21 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
+    /// Filled by so many watches of each kind.
+    pub fn filled_by(watches: usize) -> Self {
+        let all = Self::default();
+        all.objects.filled_by(watches);
+        all.pods.filled_by(watches);
+        all.volumes.filled_by(watches);
+        all.leases.filled_by(watches);
+        all.verify.filled_by(watches);
+        all.backups.filled_by(watches);
+        for mirror in &all.plain {
+            mirror.filled_by(watches);
+        }
+        all
+    }
+
     /// The mirror of a plain kind.
     pub fn plain(&self, kind: Kind) -> Option<&Mirror<Plain>> {
         Kind::PLAIN.iter().position(|plain| *plain == kind).and_then(|at| self.plain.get(at))
@@ -89,6 +105,27 @@ pub struct Watching {
     pub queue: Arc<Queue>,
     /// Where they count.
     pub metrics: Arc<OperatorMetrics>,
+    /// What this one covers.
+    pub scope: Scope,
+}
+
+impl Watching {
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        match &self.scope {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        }
+    }
+
+    fn api_of(&self, resource: &ApiResource) -> Api<DynamicObject> {
+        match &self.scope {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
+            None => Api::all_with(self.client.clone(), resource),
+        }
+    }
 }
 
 /// The resource of HelloOperator.
@@ -119,31 +156,30 @@ pub enum News<'a, T> {
     Gone(&'a T),
 }
 
-/// Begins all watches. `tell` hears of every change of an object.
+/// Begins all watches of one scope. `tell` hears of every change of an object.
 pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + Send + Sync + 'static) {
-    let Watching { client, .. } = watching;
-    let objects = Api::<DynamicObject>::all_with(client.clone(), &hello_operators());
+    let objects = watching.api_of(&hello_operators());
     let read =
         |object: DynamicObject| Entry::read(object).map(|(key, entry)| (key.clone(), key.name.to_string(), entry));
     follow(watching, objects, config(), "helloopperators", |mirrors| Some(&mirrors.objects), read, tell);
 
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
-    let pods = Api::<Pod>::all(client.clone());
+    let pods = watching.api::<Pod>();
     follow(watching, pods, ours(), "pods", |m| Some(&m.pods), |pod| facts::pod(&pod), quiet);
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
     let scratch = config().labels(&format!("{LABEL_VERIFIES},{LABEL_MANAGED_BY}={MANAGED_BY}"));
-    let pods = Api::<Pod>::all(client.clone());
+    let pods = watching.api::<Pod>();
     follow(watching, pods, scratch, "pods", |m| Some(&m.verify), |pod| facts::verify(&pod), quiet);
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
-    let claims = Api::<PersistentVolumeClaim>::all(client.clone());
+    let claims = watching.api::<PersistentVolumeClaim>();
     let read = |claim| facts::volume(&claim);
     follow(watching, claims, ours(), "persistentvolumeclaims", |m| Some(&m.volumes), read, quiet);
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
-    let leases = Api::<Lease>::all(client.clone());
+    let leases = watching.api::<Lease>();
     follow(watching, leases, ours(), "leases", |m| Some(&m.leases), |lease| facts::lease(&lease), quiet);
 
     let quiet = |_: &ClusterKey, _: News<'_, _>| {};
-    let backups = Api::<DynamicObject>::all_with(client.clone(), &hello_backups());
+    let backups = watching.api_of(&hello_backups());
     follow(watching, backups, config(), BACKUPS, |m| Some(&m.backups), backups::read, quiet);
 
     metadata::<ConfigMap>(watching, Kind::ConfigMap);
@@ -157,12 +193,18 @@ pub fn start(watching: &Watching, tell: impl Fn(&ClusterKey, News<'_, Entry>) + 
 
 fn metadata<K>(watching: &Watching, kind: Kind)
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
 {
-    let api = Api::<PartialObjectMeta<K>>::all(watching.client.clone());
+    let api = watching.api::<PartialObjectMeta<K>>();
     let read = move |object: PartialObjectMeta<K>| {
         let (cluster, name) = facts::place(&object.metadata)?;
-        Some((cluster, name, Plain { meta: facts::child(&object.metadata) }))
+        Some((cluster, name, Plain::of(&object.metadata)))
     };
     follow(watching, api, ours(), kind.resource().3, move |m| m.plain(kind), read, |_, _| {});
 }
@@ -189,8 +231,10 @@ fn follow<K, T>(
     K::DynamicType: Clone,
     T: Facts,
 {
-    let Watching { mirrors, queue, metrics, .. } = watching.clone();
-    metrics.watch_progressed(name);
+    let Watching { mirrors, queue, metrics, scope, .. } = watching.clone();
+    // Each namespace has watches of its own, and each of them may hang.
+    let watch = scope.as_ref().map_or_else(|| name.to_owned(), |namespace| format!("{name} in {namespace}"));
+    metrics.watch_progressed(&watch);
     tokio::spawn(async move {
         let Some(mirror) = mirror(&mirrors) else { return };
         let mut stream = std::pin::pin!(watcher(api, config));
@@ -208,14 +252,14 @@ fn follow<K, T>(
                 Ok(event) => {
                     // An Init comes before each attempt to list, also before one that fails.
                     if !matches!(event, watcher::Event::Init) {
-                        metrics.watch_progressed(name);
+                        metrics.watch_progressed(&watch);
                         pause = FIRST_PAUSE;
                     }
                     match event {
-                        watcher::Event::Init => mirror.begin(),
+                        watcher::Event::Init => mirror.begin(&scope),
                         watcher::Event::InitApply(object) | watcher::Event::Apply(object) => put(object),
                         watcher::Event::InitDone => {
-                            for (cluster, facts) in mirror.complete() {
+                            for (cluster, facts) in mirror.complete(&scope) {
                                 tell(&cluster, News::Gone(&facts));
                                 queue.add(cluster, Duration::ZERO);
                             }
@@ -231,17 +275,17 @@ fn follow<K, T>(
                 }
                 // The history that the watch would go on from is compacted away: it lists anew, at once.
                 Err(watcher::Error::WatchError(status)) if status.code == 410 => {
-                    tracing::debug!(resource = name, "listed anew");
+                    tracing::debug!(resource = watch, "listed anew");
                 }
                 // The definition is not there (yet): an answer, which the process does not have to end for.
                 Err(error) if name == BACKUPS && not_found(&error) => {
-                    metrics.watch_progressed(name);
-                    tracing::debug!(resource = name, "there is no such kind");
+                    metrics.watch_progressed(&watch);
+                    tracing::debug!(resource = watch, "there is no such kind");
                     tokio::time::sleep(jitter(LONGEST_PAUSE)).await;
                 }
                 Err(error) => {
                     metrics.failed(Category::Api);
-                    tracing::warn!(resource = name, %error, "watch failed; it is begun again in {} ms", pause.as_millis());
+                    tracing::warn!(resource = watch, %error, "watch failed; it is begun again in {} ms", pause.as_millis());
                     tokio::time::sleep(jitter(pause)).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }

@@ -14,6 +14,7 @@ use super::Error;
 use super::backups::{self, BackupState};
 use crate::api::Category;
 use crate::api::agent::HandOverReason;
+use crate::api::build;
 
 /// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +68,7 @@ pub struct OperatorMetrics {
     leader: IntGauge,
     dropped_writes: IntCounter,
     watch_age: IntGaugeVec,
-    watches: Mutex<BTreeMap<&'static str, Instant>>,
+    watches: Mutex<BTreeMap<String, Instant>>,
     failover_duration: HistogramVec,
     clusters: Mutex<BTreeMap<(String, String), ClusterState>>,
     failovers: Mutex<Failovers>,
@@ -125,8 +126,11 @@ impl OperatorMetrics {
         for reason in HandOverReason::ALL {
             metrics.failover_duration.with_label_values(&[reason.as_str()]);
         }
-        let build = IntGaugeVec::new(Opts::new("hello_operator_build_info", "Version of this program."), &["version"])?;
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let info = IntGaugeVec::new(
+            Opts::new("hello_operator_build_info", "Version and commit of this program."),
+            &["version", "commit"],
+        )?;
+        info.with_label_values(&[build::VERSION, build::COMMIT]).set(1);
         metrics.registry.register(Box::new(metrics.reconciles.clone()))?;
         metrics.registry.register(Box::new(metrics.duration.clone()))?;
         metrics.registry.register(Box::new(metrics.errors.clone()))?;
@@ -135,7 +139,7 @@ impl OperatorMetrics {
         metrics.registry.register(Box::new(metrics.dropped_writes.clone()))?;
         metrics.registry.register(Box::new(metrics.watch_age.clone()))?;
         metrics.registry.register(Box::new(metrics.failover_duration.clone()))?;
-        metrics.registry.register(Box::new(build))?;
+        metrics.registry.register(Box::new(info))?;
         Ok(metrics)
     }
 
@@ -171,13 +175,18 @@ impl OperatorMetrics {
     }
 
     /// The watch of `resource` began, received an event or a bookmark, or was renewed without an error.
-    pub fn watch_progressed(&self, resource: &'static str) {
-        lock(&self.watches).insert(resource, Instant::now());
+    pub fn watch_progressed(&self, resource: &str) {
+        let mut watches = lock(&self.watches);
+        match watches.get_mut(resource) {
+            Some(since) => *since = Instant::now(),
+            None => drop(watches.insert(resource.to_owned(), Instant::now())),
+        }
     }
 
     /// The watch that made no progress for the longest time, and for how long: what liveness looks at.
-    pub fn stalest_watch(&self) -> Option<(&'static str, Duration)> {
-        lock(&self.watches).iter().map(|(resource, since)| (*resource, since.elapsed())).max_by_key(|(_, age)| *age)
+    pub fn stalest_watch(&self) -> Option<(String, Duration)> {
+        let watches = lock(&self.watches);
+        watches.iter().map(|(resource, since)| (resource.clone(), since.elapsed())).max_by_key(|(_, age)| *age)
     }
 
     /// The primary's role changed hands.

@@ -19,6 +19,7 @@ mod generator;
 mod handover;
 mod harness;
 mod lease;
+mod namespaces;
 mod processes;
 
 use std::future::Future;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
     let trials = [
         definition::trials(&plane),
         lease::trials(&plane),
+        namespaces::trials(&plane),
         agreement::trials(&plane),
         processes::trials(&plane),
         degraded::trials(&plane),

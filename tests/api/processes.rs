@@ -48,8 +48,13 @@ pub struct Operator {
 impl Operator {
     /// Starts one with its Lease in that namespace.
     pub fn start(plane: &Plane, name: &str, namespace: &str, flags: &[&str]) -> Self {
+        Self::start_as(plane, &plane.kubeconfig(name, plane.port()), name, namespace, flags)
+    }
+
+    /// The same with the rights of that kubeconfig.
+    pub fn start_as(plane: &Plane, rights: &Value, name: &str, namespace: &str, flags: &[&str]) -> Self {
         let kubeconfig = plane.directory().join(format!("{name}.kubeconfig"));
-        std::fs::write(&kubeconfig, plane.kubeconfig(name, plane.port()).to_string()).unwrap();
+        std::fs::write(&kubeconfig, rights.to_string()).unwrap();
         let log = plane.directory().join(format!("{name}.log"));
         let mut command = Process::command(Path::new(env!("CARGO_BIN_EXE_hello-operator")));
         command

@@ -1,13 +1,19 @@
 //! Each child is deleted in turn and comes back, while an application writes.
 
+use std::fmt::Debug;
+
 use hello_operator::api::names::Names;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::DeleteParams;
-use serde_json::json;
+use kube::Resource;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::cluster::eventually;
 use crate::harness::{Case, ClientPod, READY, Result, SOON, Suite, case};
@@ -37,6 +43,12 @@ async fn children(_: &'static Suite, case: Case) -> Result {
     for service in [names.service_rw(), names.service_ro(), names.service_r(), names.service_headless()] {
         case.replaced::<Service>(&service).await?;
     }
+    // What somebody changes by hand, or takes away, is put back.
+    undone::<Service>(&case, &names.service_rw(), json!({"spec": {"ports": [{"port": 5432, "name": "mine"}]}})).await?;
+    undone::<Service>(&case, &names.service_r(), json!({"spec": {"selector": null}})).await?;
+    undone::<ConfigMap>(&case, &names.config_map(), json!({"data": null})).await?;
+    undone::<Role>(&case, &names.agent_account(), json!({"rules": []})).await?;
+    undone::<PodDisruptionBudget>(&case, &names.pdb(), json!({"spec": {"minAvailable": 0}})).await?;
     for slice in [names.endpoints_rw(), names.endpoints_ro()] {
         case.replaced::<EndpointSlice>(&slice).await?;
         has_addresses(&case, &slice).await?;
@@ -113,4 +125,31 @@ async fn streams(case: &Case) -> Result {
     case.sql(&primary, "select pg_terminate_backend(pid) from pg_stat_replication").await?;
     let streaming = "select count(*) from pg_stat_replication where state = 'streaming'";
     case.sql_gives(&primary, streaming, "2").await
+}
+
+/// Changes an object as a person does, and waits until what it is for is as before.
+async fn undone<K>(case: &Case, name: &str, patch: Value) -> Result
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug,
+{
+    let objects = case.api::<K>();
+    let content = |object: &K| -> Result<Value> {
+        let mut value = serde_json::to_value(object)?;
+        if let Some(fields) = value.as_object_mut() {
+            fields.retain(|key, _| key != "metadata" && key != "status");
+        }
+        Ok(value)
+    };
+    let before = content(&objects.get(name).await?)?;
+    let params = PatchParams { field_manager: Some("kubectl-edit".into()), ..PatchParams::default() };
+    let changed = content(&objects.patch(name, &params, &Patch::Merge(&patch)).await?)?;
+    assert_ne!(changed, before, "{name}: {patch} changes nothing");
+    let what = format!("{} {name} to be as it was", K::kind(&()));
+    eventually(SOON, &what, || async {
+        let now = objects.get(name).await.map_err(|error| error.to_string())?;
+        let now = content(&now).map_err(|error| error.to_string())?;
+        if now == before { Ok(()) } else { Err(now.to_string()) }
+    })
+    .await?;
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Children whose content is a function of the spec.
 
-use super::{Action, DATA_LOSS_ACCEPTED, Doing, Plan};
+use super::{Action, DATA_LOSS_ACCEPTED, Doing, Plan, REPAIRED};
 use crate::api::agent::ClusterConfig;
 use crate::api::names::ANNOTATION_ACCEPT_LOSS;
 use crate::core::build::{Child, Scope, access, config as config_map, network};
@@ -71,10 +71,14 @@ fn one(known: Option<&ChildMeta>, child: Child, scope: Scope<'_>, plan: &mut Pla
         return;
     }
     // Agents write what stands in an EndpointSlice.
-    if child.id.kind == Kind::EndpointSlice || meta.hash.as_deref() == Some(child.hash.as_str()) {
+    if child.id.kind == Kind::EndpointSlice {
         return;
     }
-    plan.push(id, Action::Apply(child), "it is not as the spec says");
+    if meta.hash.as_deref() != Some(child.hash.as_str()) {
+        plan.push(id, Action::Apply(child), "it is not as the spec says");
+    } else if meta.edited {
+        plan.push(id, Action::Apply(child), "somebody changed it").event = Some(REPAIRED);
+    }
 }
 
 /// Whether a child is ours to write now; otherwise the plan says why not.

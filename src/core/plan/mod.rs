@@ -34,6 +34,9 @@ use crate::api::spec::State;
 /// Reason of the event that tells of a loss that a human accepts: a warning, unlike the events of other steps.
 pub const DATA_LOSS_ACCEPTED: &str = "DataLossAccepted";
 
+/// Reason of the event that tells that a change by hand was undone.
+pub const REPAIRED: &str = "ChildRepaired";
+
 /// Reason of the notice that the Lease tells of data which no volume holds.
 pub const DATA_MISSING: &str = "DataMissing";
 

@@ -88,7 +88,7 @@ fn meta(body: &Value, uid: &str) -> ChildMeta {
         None => Owner::Adoptable,
     };
     let hash = annotation(body, "terry.com/hash");
-    ChildMeta { uid: uid.into(), version: "1".into(), owner, created: None, hash, deleting: false }
+    ChildMeta { uid: uid.into(), version: "1".into(), owner, created: None, hash, deleting: false, edited: false }
 }
 
 fn annotation(body: &Value, name: &str) -> Option<String> {

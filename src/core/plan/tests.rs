@@ -119,6 +119,21 @@ fn quorum_is_never_lowered_silently() {
 }
 
 #[test]
+fn what_somebody_changed_in_a_child_is_undone_and_told() {
+    let mut world = empty(json!({"instances": 3}));
+    settle(&mut world);
+    let settled = world.clone();
+    for id in present(&mut world.children).keys().cloned().collect::<Vec<_>>() {
+        let mut world = settled.clone();
+        present(&mut world.children).get_mut(&id).unwrap().edited = true;
+        let steps: Vec<_> = plan(&world).steps.into_iter().map(|step| (step.id, step.event)).collect();
+        // The agents write what stands in an EndpointSlice.
+        let undone = (id.kind != Kind::EndpointSlice).then(|| (id.to_string(), Some(super::REPAIRED)));
+        assert_eq!(steps, undone.into_iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn the_bounds_of_the_lease_and_an_accepted_loss_reach_the_agents() {
     let failover = json!({"leaseDurationSeconds": 30, "renewDeadlineSeconds": 20, "retryPeriodSeconds": 3});
     let mut world = empty(json!({"instances": 3, "failover": failover}));

@@ -60,6 +60,7 @@ fn look(world: &mut World) -> Plan {
                     created: Some(world.now),
                     hash: None,
                     deleting: false,
+                    edited: false,
                 };
                 world.verify = Known::Present(VerifyFacts { meta, ended: None, trouble: None });
             }

@@ -105,9 +105,17 @@ impl Plane {
 
     /// A kubeconfig of an administrator of that name, who appears under it in the audit log.
     pub fn kubeconfig(&self, user: &str, port: u16) -> Value {
+        self.kubeconfig_with(user, port, &self.authority.administrator(user))
+    }
+
+    /// A kubeconfig of somebody who may do only what the name is bound to.
+    pub fn kubeconfig_of(&self, user: &str) -> Value {
+        self.kubeconfig_with(user, self.port, &self.authority.user(user))
+    }
+
+    fn kubeconfig_with(&self, user: &str, port: u16, identity: &pki::Identity) -> Value {
         use base64::Engine as _;
         let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
-        let identity = self.authority.administrator(user);
         json!({
             "apiVersion": "v1",
             "kind": "Config",

@@ -50,6 +50,14 @@ impl Authority {
         self.sign(&params)
     }
 
+    /// Somebody who may do what a binding to this name gives.
+    pub fn user(&self, user: &str) -> Identity {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name(user, None);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(&params)
+    }
+
     fn sign(&self, params: &CertificateParams) -> Identity {
         let key = KeyPair::generate().unwrap();
         let certificate = params.clone().signed_by(&key, &self.0).unwrap();
