@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 
+use crate::api::spec::State;
 use crate::api::status::HelloOperatorStatus;
 use crate::core::backup::follow::catalog;
 use crate::core::plan::Plan;
@@ -21,8 +22,17 @@ pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Clus
     let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
     // The one about backups is there only where backups go somewhere.
     let optional = find(BACKUP_HEALTHY).map(|_| BACKUP_HEALTHY);
+    let running = plan.accepted.as_ref().map(|accepted| &accepted.cluster).filter(|c| c.state == State::Running);
+    let durability = status.replication.as_ref().map(|replication| replication.durability.as_str());
     ClusterState {
-        instances: plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)),
+        // A cluster that is to sleep lacks none.
+        instances: running.map_or(0, |cluster| i32::from(cluster.instances)),
+        sync_replicas: running.map_or(0, |cluster| match durability {
+            Some("Async") | None => 0,
+            Some(_) => i32::from(cluster.sync_replicas),
+        }),
+        primary_since: status.primary.as_ref().and_then(|primary| Some(primary.since.as_ref()?.0.as_second())),
+        certificate_expiry: certificate_expiry(world),
         lease_age: primary.and_then(|report| report.lease_age_seconds),
         sync_confirmed: primary.map(|report| report.rules_confirmed),
         ready_instances: status.ready_instances,
@@ -34,6 +44,12 @@ pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Clus
             .collect(),
         backup: backup(world, plan, status),
     }
+}
+
+/// When the first of a cluster's certificates ends, the authority's included.
+fn certificate_expiry(world: &World) -> Option<i64> {
+    let secrets = world.secrets.values().filter_map(Known::present);
+    secrets.filter_map(|secret| Some(secret.certificate.as_ref()?.until.as_second())).min()
 }
 
 fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<BackupState> {

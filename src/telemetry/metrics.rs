@@ -41,7 +41,7 @@ impl Outcome {
 /// What the gauges of one cluster show.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClusterState {
-    /// Instances that its spec asks for.
+    /// Instances that its spec asks for; none while it is hibernated.
     pub instances: i32,
     /// Instances that serve their role.
     pub ready_instances: i32,
@@ -51,6 +51,12 @@ pub struct ClusterState {
     pub lease_age: Option<f64>,
     /// Whether the primary has proven that its sync rule is in force; None is unknown.
     pub sync_confirmed: Option<bool>,
+    /// Replicas that must have each commit.
+    pub sync_replicas: i32,
+    /// When the primary took its Lease, in seconds since 1970; None is unknown.
+    pub primary_since: Option<i64>,
+    /// When the first of its certificates ends, in seconds since 1970; None is unknown.
+    pub certificate_expiry: Option<i64>,
     /// The other conditions by type; None is Unknown.
     pub conditions: BTreeMap<&'static str, Option<bool>>,
     /// Backups, where they go somewhere.
@@ -71,6 +77,7 @@ pub struct OperatorMetrics {
     failover_duration: HistogramVec,
     clusters: Mutex<BTreeMap<(String, String), ClusterState>>,
     failovers: Mutex<Failovers>,
+    failing: Mutex<BTreeMap<(String, String), u32>>,
 }
 
 /// Hand-overs by namespace and name of the cluster, counted by reason.
@@ -114,6 +121,7 @@ impl OperatorMetrics {
             )?,
             clusters: Mutex::default(),
             failovers: Mutex::default(),
+            failing: Mutex::default(),
             registry,
         };
         for outcome in Outcome::ALL {
@@ -160,9 +168,13 @@ impl OperatorMetrics {
         self.queue.set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
-    /// Whether this process may act.
+    /// Whether this process may act. Who does not, does not look: what it saw once is no news of a cluster.
     pub fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
+        if !leads {
+            lock(&self.clusters).clear();
+            lock(&self.failing).clear();
+        }
     }
 
     /// A write was not sent, because this process does not lead.
@@ -188,6 +200,11 @@ impl OperatorMetrics {
         *reasons.entry(reason.as_str()).or_default() += 1;
     }
 
+    /// So many reconciles of a cluster failed in a row.
+    pub fn set_failing(&self, namespace: &str, cluster: &str, times: u32) {
+        lock(&self.failing).insert((namespace.to_owned(), cluster.to_owned()), times);
+    }
+
     /// What the gauges of one cluster show from now on.
     pub fn set_cluster(&self, namespace: &str, cluster: &str, state: ClusterState) {
         lock(&self.clusters).insert((namespace.to_owned(), cluster.to_owned()), state);
@@ -198,6 +215,7 @@ impl OperatorMetrics {
         let key = (namespace.to_owned(), cluster.to_owned());
         lock(&self.clusters).remove(&key);
         lock(&self.failovers).remove(&key);
+        lock(&self.failing).remove(&key);
     }
 
     /// Every metric in Prometheus' text format.
@@ -216,6 +234,8 @@ impl OperatorMetrics {
         encode_clusters(&clusters, &mut text)
             .and_then(|()| backups::encode(&backed_up.collect(), &mut text))
             .and_then(|()| encode_failovers(&clusters, &failovers, &mut text))
+            .and_then(|()| encode_failing(&lock(&self.failing), &mut text))
+            .and_then(|()| encode_memory(&mut text))
             .map_err(|error| prometheus::Error::Msg(error.to_string()))?;
         Ok(text)
     }
@@ -245,6 +265,23 @@ fn encode_clusters(clusters: &BTreeMap<(String, String), ClusterState>, text: &m
         "hello_cluster_sync_confirmed",
         "1 when the sync rule is proven to be in force, 0 when not, -1 when unknown.",
         &|state| number(state.sync_confirmed),
+    )?;
+    simple("hello_cluster_sync_replicas", "Replicas that must have each commit.", &|state| state.sync_replicas)?;
+    let mut moment = |name: &str, help: &str, value: &dyn Fn(&ClusterState) -> Option<i64>| {
+        family(name, help, &mut |text| {
+            clusters.iter().try_for_each(|((namespace, cluster), state)| match value(state) {
+                Some(value) => writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {value}"),
+                None => Ok(()),
+            })
+        })
+    };
+    moment("hello_cluster_primary_since_timestamp_seconds", "When the primary took its Lease.", &|state| {
+        state.primary_since
+    })?;
+    moment(
+        "hello_cluster_certificate_expiry_timestamp_seconds",
+        "When the first of its certificates ends.",
+        &|state| state.certificate_expiry,
     )?;
     let name = "hello_cluster_lease_age_seconds";
     family(name, "Time since the primary renewed its Lease, when it was asked last.", &mut |text| {
@@ -288,6 +325,28 @@ fn encode_failovers(
     Ok(())
 }
 
+/// Every cluster that was looked at, or whose look failed before anything was seen.
+fn encode_failing(failing: &BTreeMap<(String, String), u32>, text: &mut String) -> std::fmt::Result {
+    if failing.is_empty() {
+        return Ok(());
+    }
+    let name = "hello_cluster_failed_reconciles";
+    writeln!(text, "# HELP {name} Reconciles that failed in a row; 0 after one that did not.\n# TYPE {name} gauge")?;
+    failing.iter().try_for_each(|((namespace, cluster), times)| {
+        writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {times}")
+    })
+}
+
+/// Under the name that every dashboard knows. Absent where /proc does not tell.
+fn encode_memory(text: &mut String) -> std::fmt::Result {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
+    let Some(kilobytes) = resident.and_then(|number| number.trim().parse::<u64>().ok()) else { return Ok(()) };
+    let name = "process_resident_memory_bytes";
+    let bytes = kilobytes.saturating_mul(1024);
+    writeln!(text, "# HELP {name} Memory of this process.\n# TYPE {name} gauge\n{name} {bytes}")
+}
+
 fn number(condition: Option<bool>) -> i32 {
     condition.map_or(-1, i32::from)
 }
@@ -308,6 +367,7 @@ mod tests {
     #[test]
     fn counters_show_a_zero_before_the_first_event() {
         let text = OperatorMetrics::new().unwrap().encode().unwrap();
+        assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
         for category in Category::ALL {
             assert!(
                 has(&text, &format!("hello_operator_errors_total{{category=\"{}\"}} 0", category.as_str())),
@@ -363,12 +423,17 @@ mod tests {
             write_available: Some(true),
             lease_age: Some(1.5),
             sync_confirmed: Some(true),
+            sync_replicas: 1,
+            primary_since: Some(1_799_999_999),
+            certificate_expiry: Some(1_900_000_000),
             conditions: BTreeMap::from([("Ready", Some(false)), ("Degraded", None)]),
             backup: Some(BackupState { last_success: Some(1_800_000_000), ..BackupState::default() }),
         };
         metrics.set_cluster("shop", "orders", state.clone());
         metrics.set_cluster("shop", "users", state);
         metrics.failed_over("shop", "orders", HandOverReason::Shutdown, 1.3);
+        metrics.set_failing("shop", "orders", 4);
+        metrics.set_failing("shop", "users", 0);
         let text = metrics.encode().unwrap();
         for line in [
             "# TYPE hello_cluster_instances gauge",
@@ -377,6 +442,11 @@ mod tests {
             "hello_cluster_write_available{namespace=\"shop\",cluster=\"orders\"} 1",
             "hello_cluster_sync_confirmed{namespace=\"shop\",cluster=\"orders\"} 1",
             "hello_cluster_lease_age_seconds{namespace=\"shop\",cluster=\"orders\"} 1.5",
+            "hello_cluster_sync_replicas{namespace=\"shop\",cluster=\"orders\"} 1",
+            "hello_cluster_primary_since_timestamp_seconds{namespace=\"shop\",cluster=\"orders\"} 1799999999",
+            "hello_cluster_certificate_expiry_timestamp_seconds{namespace=\"shop\",cluster=\"users\"} 1900000000",
+            "hello_cluster_failed_reconciles{namespace=\"shop\",cluster=\"orders\"} 4",
+            "hello_cluster_failed_reconciles{namespace=\"shop\",cluster=\"users\"} 0",
             "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"orders\",reason=\"shutdown\"} 1",
             "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"users\",reason=\"shutdown\"} 0",
             "hello_cluster_failover_duration_seconds_bucket{reason=\"shutdown\",le=\"1.5\"} 1",
@@ -390,6 +460,10 @@ mod tests {
         let text = metrics.encode().unwrap();
         assert!(!text.contains("hello_cluster_backup_entries"), "what is unknown is absent");
         assert!(!text.contains("orders") && text.contains("users"));
+        metrics.set_leader(true);
+        assert!(metrics.encode().unwrap().contains("users"));
+        metrics.set_leader(false);
+        assert!(!metrics.encode().unwrap().contains("users"), "another process looks now");
     }
     #[test]
     fn every_metric_stands_in_the_documentation() {
@@ -407,8 +481,15 @@ mod tests {
             stored_bytes: Some(1),
             entries: Some(1),
         };
-        let state = ClusterState { lease_age: Some(1.0), backup: Some(backup), ..ClusterState::default() };
+        let state = ClusterState {
+            lease_age: Some(1.0),
+            primary_since: Some(1),
+            certificate_expiry: Some(1),
+            backup: Some(backup),
+            ..ClusterState::default()
+        };
         metrics.set_cluster("shop", "orders", state);
+        metrics.set_failing("shop", "orders", 0);
         metrics.watch_progressed("pods");
         let documented = include_str!("../../docs/observability.md");
         for family in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
