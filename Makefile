@@ -32,10 +32,10 @@ check: ## Format, lints, unit and property tests, directions, chart: no cluster 
 	cargo fmt --check
 	cargo clippy --locked --lib --bins -- -D warnings
 	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic -A clippy::print_stdout -A clippy::print_stderr
-	cargo test --locked --lib --bins --test architecture --test chart --test crds
+	cargo test --locked --lib --bins --test architecture --test chart --test crds --test monitoring
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
 
-test: check sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this
+test: check alerts sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this
 
 .PHONY: test-all e2e-long chaos
 test-all: test e2e-long ## The same and the long cases of the election (about 2 hours more)
@@ -44,6 +44,10 @@ test-all: test e2e-long ## The same and the long cases of the election (about 2 
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
 	$(LC) up; cargo test --locked --features local-cluster --test cluster -- --test-threads=1
+
+.PHONY: alerts
+alerts: ## Check the rules that the chart makes with promtool, and try each alert
+	@tests/alerts/run
 
 SEEDS ?= 20000
 .PHONY: sim
