@@ -49,6 +49,10 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 alerts: ## Check the rules that the chart makes with promtool, and try each alert
 	@tests/alerts/run
 
+.PHONY: dashboards
+dashboards: ## Check the JSON of the dashboards against the types that Grafana publishes (needs npm)
+	@tests/monitoring/grafana-schema
+
 SEEDS ?= 20000
 .PHONY: sim
 sim: ## Simulate the election (SEEDS=n FROM=first; SEED=s replays one with its history; MUTATIONS=1: find the mistakes)
@@ -84,10 +88,12 @@ endef
 e2e e2e-long chaos bench bench-failover: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
 	@tests/store/install >/dev/null
+	@tests/cluster/build prometheus alertmanager
 	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
 e2e-long: ## What is too long for `make test` (CASE=part of a test's name)
 	@tests/store/install >/dev/null
+	@tests/cluster/build prometheus alertmanager
 	@$(call in_cluster,--test e2e -- --test-threads=1 --ignored $(CASE))
 
 chaos: ## Random faults for some minutes; the seed is printed (MINUTES=60 SEED=)

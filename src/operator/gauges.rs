@@ -77,3 +77,44 @@ fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<Ba
         entries: catalog.and_then(|catalog| u64::try_from(catalog.backups.len()).ok()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::plan::plan;
+    use crate::core::plan::testing::{change, empty, present, settle};
+    use crate::core::world::SecretKind;
+
+    fn shown(world: &World) -> ClusterState {
+        cluster(world, &plan(world), world.object.status.as_ref().unwrap())
+    }
+
+    #[test]
+    fn a_settled_cluster_shows_whole_numbers_and_one_that_sleeps_lacks_nothing() {
+        let mut world = empty(json!({"instances": 3}));
+        settle(&mut world);
+        let state = shown(&world);
+        assert_eq!((state.instances, state.ready_instances, state.sync_replicas), (3, 3, 1));
+        assert_eq!((state.write_available, state.sync_confirmed), (Some(true), Some(true)));
+        change(&mut world, json!({"instances": 3, "state": "Hibernated"}));
+        let state = shown(&world);
+        assert_eq!((state.instances, state.sync_replicas), (0, 0));
+
+        let mut one = empty(json!({"instances": 1}));
+        settle(&mut one);
+        assert_eq!(shown(&one).sync_replicas, 0, "nobody is waited for");
+    }
+
+    #[test]
+    fn the_first_certificate_that_ends_counts() {
+        let mut world = empty(json!({"instances": 1}));
+        assert_eq!(certificate_expiry(&world), None, "unknown is absent");
+        settle(&mut world);
+        let soon = Timestamp::from_second(world.now.as_second() + 60).unwrap();
+        let secret = present(world.secrets.get_mut(&SecretKind::Server).unwrap());
+        secret.certificate.as_mut().unwrap().until = soon;
+        assert_eq!(shown(&world).certificate_expiry, Some(soon.as_second()));
+    }
+}

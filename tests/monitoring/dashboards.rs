@@ -93,7 +93,7 @@ impl Dashboard {
             y += height;
         }
         let datasource = json!({"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus",
-            "current": {}, "hide": 0, "includeAll": false, "multi": false, "options": [], "refresh": 1, "regex": ""});
+            "hide": 0, "includeAll": false, "multi": false, "options": [], "refresh": 1, "regex": ""});
         let variables: Vec<Value> = [datasource].into_iter().chain(self.variables.iter().map(Variable::json)).collect();
         json!({
             "uid": self.uid, "title": self.title, "tags": ["hello-operator"], "schemaVersion": 39, "version": 1,
@@ -113,8 +113,8 @@ impl Dashboard {
 impl Variable {
     fn json(&self) -> Value {
         let mut variable = json!({"name": self.name, "label": self.label, "type": "query", "datasource": source(),
-            "definition": self.query, "query": {"query": self.query, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
-            "current": {}, "hide": 0, "includeAll": self.all, "multi": self.all, "options": [], "refresh": 2, "regex": "", "sort": 1});
+            "query": {"query": self.query, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
+            "hide": 0, "includeAll": self.all, "multi": self.all, "options": [], "refresh": 2, "regex": "", "sort": 1});
         if self.all {
             variable["current"] = json!({"text": ["All"], "value": ["$__all"]});
         }
@@ -173,15 +173,16 @@ impl Panel {
         match self.r#type.as_str() {
             "stat" => {
                 json!({"colorMode": "background", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
+                "showPercentChange": false, "percentChangeColorMode": "standard", "wideLayout": true,
                 "textMode": self.text.as_deref().unwrap_or("auto"),
                 "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": false}})
             }
             "state-timeline" => {
                 json!({"mergeValues": true, "showValue": "auto", "alignValue": "left", "rowHeight": 0.8,
-                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": false},
+                "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": false},
                 "tooltip": {"mode": "single", "sort": "none"}})
             }
-            _ => json!({"legend": {"displayMode": "list", "placement": "bottom", "showLegend": true},
+            _ => json!({"legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": true},
                 "tooltip": {"mode": "multi", "sort": "desc"}}),
         }
     }
