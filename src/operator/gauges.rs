@@ -9,7 +9,7 @@ use crate::core::plan::Plan;
 use crate::core::status::BACKUP_HEALTHY;
 use crate::core::world::{Known, World};
 use crate::telemetry::backups::BackupState;
-use crate::telemetry::metrics::ClusterState;
+use crate::telemetry::clusters::ClusterState;
 
 /// From what was seen and reported.
 pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> ClusterState {

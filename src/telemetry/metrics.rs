@@ -11,7 +11,8 @@ use prometheus::{
 };
 
 use super::Error;
-use super::backups::{self, BackupState};
+use super::backups;
+use super::clusters::{ClusterState, Failovers, encode_clusters, encode_failing, encode_failovers};
 use crate::api::Category;
 use crate::api::agent::HandOverReason;
 
@@ -38,31 +39,6 @@ impl Outcome {
     }
 }
 
-/// What the gauges of one cluster show.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ClusterState {
-    /// Instances that its spec asks for; none while it is hibernated.
-    pub instances: i32,
-    /// Instances that serve their role.
-    pub ready_instances: i32,
-    /// The condition WriteAvailable; None is Unknown.
-    pub write_available: Option<bool>,
-    /// Seconds since the primary last renewed its Lease, as it said when it was asked last; None is unknown.
-    pub lease_age: Option<f64>,
-    /// Whether the primary has proven that its sync rule is in force; None is unknown.
-    pub sync_confirmed: Option<bool>,
-    /// Replicas that must have each commit.
-    pub sync_replicas: i32,
-    /// When the primary took its Lease, in seconds since 1970; None is unknown.
-    pub primary_since: Option<i64>,
-    /// When the first of its certificates ends, in seconds since 1970; None is unknown.
-    pub certificate_expiry: Option<i64>,
-    /// The other conditions by type; None is Unknown.
-    pub conditions: BTreeMap<&'static str, Option<bool>>,
-    /// Backups, where they go somewhere.
-    pub backup: Option<BackupState>,
-}
-
 /// Every metric of the operator. Cheap to share behind an `Arc`.
 pub struct OperatorMetrics {
     registry: Registry,
@@ -72,6 +48,7 @@ pub struct OperatorMetrics {
     queue: IntGauge,
     leader: IntGauge,
     dropped_writes: IntCounter,
+    requests: IntCounterVec,
     watch_age: IntGaugeVec,
     watches: Mutex<BTreeMap<&'static str, Instant>>,
     failover_duration: HistogramVec,
@@ -79,9 +56,6 @@ pub struct OperatorMetrics {
     failovers: Mutex<Failovers>,
     failing: Mutex<BTreeMap<(String, String), u32>>,
 }
-
-/// Hand-overs by namespace and name of the cluster, counted by reason.
-type Failovers = BTreeMap<(String, String), BTreeMap<&'static str, u64>>;
 
 impl OperatorMetrics {
     /// All of them, at zero.
@@ -105,6 +79,13 @@ impl OperatorMetrics {
             dropped_writes: IntCounter::new(
                 "hello_operator_dropped_writes_total",
                 "Writes that were not sent because this process was not, or no longer, the leader.",
+            )?,
+            requests: IntCounterVec::new(
+                Opts::new(
+                    "hello_operator_api_requests_total",
+                    "Requests to the API server, by what they do and by its answer.",
+                ),
+                &["verb", "code"],
             )?,
             watch_age: IntGaugeVec::new(
                 Opts::new("hello_operator_watch_age_seconds", "Time since a watch last made progress."),
@@ -141,6 +122,7 @@ impl OperatorMetrics {
         metrics.registry.register(Box::new(metrics.queue.clone()))?;
         metrics.registry.register(Box::new(metrics.leader.clone()))?;
         metrics.registry.register(Box::new(metrics.dropped_writes.clone()))?;
+        metrics.registry.register(Box::new(metrics.requests.clone()))?;
         metrics.registry.register(Box::new(metrics.watch_age.clone()))?;
         metrics.registry.register(Box::new(metrics.failover_duration.clone()))?;
         metrics.registry.register(Box::new(build))?;
@@ -180,6 +162,12 @@ impl OperatorMetrics {
     /// A write was not sent, because this process does not lead.
     pub fn dropped_write(&self) {
         self.dropped_writes.inc();
+    }
+
+    /// The API server was asked; it answered with this status code, or not.
+    pub fn asked(&self, verb: &'static str, code: Option<u16>) {
+        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        self.requests.with_label_values(&[verb, &code]).inc();
     }
 
     /// The watch of `resource` began, received an event or a bookmark, or was renewed without an error.
@@ -225,8 +213,6 @@ impl OperatorMetrics {
             self.watch_age.with_label_values(&[resource]).set(age);
         }
         let mut text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
-        // Written here and not by the library, which keeps about a kilobyte for each gauge: with thousands of clusters
-        // that would be most of the operator's memory. Names are DNS labels, so nothing needs an escape.
         let (clusters, failovers) = (lock(&self.clusters), lock(&self.failovers));
         let backed_up = clusters
             .iter()
@@ -241,102 +227,6 @@ impl OperatorMetrics {
     }
 }
 
-fn encode_clusters(clusters: &BTreeMap<(String, String), ClusterState>, text: &mut String) -> std::fmt::Result {
-    if clusters.is_empty() {
-        return Ok(());
-    }
-    let mut family = |name: &str, help: &str, lines: &mut dyn FnMut(&mut String) -> std::fmt::Result| {
-        writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge")?;
-        lines(text)
-    };
-    let mut simple = |name: &str, help: &str, value: &dyn Fn(&ClusterState) -> i32| {
-        family(name, help, &mut |text| {
-            clusters.iter().try_for_each(|((namespace, cluster), state)| {
-                writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {}", value(state))
-            })
-        })
-    };
-    simple("hello_cluster_instances", "Instances that the spec asks for.", &|state| state.instances)?;
-    simple("hello_cluster_ready_instances", "Instances that serve their role.", &|state| state.ready_instances)?;
-    simple("hello_cluster_write_available", "1 when writes are taken, 0 when not, -1 when unknown.", &|state| {
-        number(state.write_available)
-    })?;
-    simple(
-        "hello_cluster_sync_confirmed",
-        "1 when the sync rule is proven to be in force, 0 when not, -1 when unknown.",
-        &|state| number(state.sync_confirmed),
-    )?;
-    simple("hello_cluster_sync_replicas", "Replicas that must have each commit.", &|state| state.sync_replicas)?;
-    let mut moment = |name: &str, help: &str, value: &dyn Fn(&ClusterState) -> Option<i64>| {
-        family(name, help, &mut |text| {
-            clusters.iter().try_for_each(|((namespace, cluster), state)| match value(state) {
-                Some(value) => writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {value}"),
-                None => Ok(()),
-            })
-        })
-    };
-    moment("hello_cluster_primary_since_timestamp_seconds", "When the primary took its Lease.", &|state| {
-        state.primary_since
-    })?;
-    moment(
-        "hello_cluster_certificate_expiry_timestamp_seconds",
-        "When the first of its certificates ends.",
-        &|state| state.certificate_expiry,
-    )?;
-    let name = "hello_cluster_lease_age_seconds";
-    family(name, "Time since the primary renewed its Lease, when it was asked last.", &mut |text| {
-        clusters.iter().try_for_each(|((namespace, cluster), state)| match state.lease_age {
-            Some(age) => writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {age}"),
-            None => Ok(()),
-        })
-    })?;
-    let name = "hello_cluster_condition";
-    family(name, "The other conditions: 1 True, 0 False, -1 Unknown.", &mut |text| {
-        clusters.iter().try_for_each(|((namespace, cluster), state)| {
-            state.conditions.iter().try_for_each(|(condition, value)| {
-                let value = number(*value);
-                writeln!(
-                    text,
-                    "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",condition=\"{condition}\"}} {value}"
-                )
-            })
-        })
-    })
-}
-
-/// Every reason of every cluster, so that the first hand-over is an increase from zero.
-fn encode_failovers(
-    clusters: &BTreeMap<(String, String), ClusterState>,
-    failovers: &Failovers,
-    text: &mut String,
-) -> std::fmt::Result {
-    if clusters.is_empty() {
-        return Ok(());
-    }
-    let name = "hello_cluster_failovers_total";
-    writeln!(text, "# HELP {name} Times that the primary's role changed hands or came back.\n# TYPE {name} counter")?;
-    for key in clusters.keys() {
-        let (namespace, cluster) = key;
-        for reason in HandOverReason::ALL.map(HandOverReason::as_str) {
-            let count = failovers.get(key).and_then(|reasons| reasons.get(reason)).copied().unwrap_or(0);
-            writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",reason=\"{reason}\"}} {count}")?;
-        }
-    }
-    Ok(())
-}
-
-/// Every cluster that was looked at, or whose look failed before anything was seen.
-fn encode_failing(failing: &BTreeMap<(String, String), u32>, text: &mut String) -> std::fmt::Result {
-    if failing.is_empty() {
-        return Ok(());
-    }
-    let name = "hello_cluster_failed_reconciles";
-    writeln!(text, "# HELP {name} Reconciles that failed in a row; 0 after one that did not.\n# TYPE {name} gauge")?;
-    failing.iter().try_for_each(|((namespace, cluster), times)| {
-        writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {times}")
-    })
-}
-
 /// Under the name that every dashboard knows. Absent where /proc does not tell.
 fn encode_memory(text: &mut String) -> std::fmt::Result {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -347,10 +237,6 @@ fn encode_memory(text: &mut String) -> std::fmt::Result {
     writeln!(text, "# HELP {name} Memory of this process.\n# TYPE {name} gauge\n{name} {bytes}")
 }
 
-fn number(condition: Option<bool>) -> i32 {
-    condition.map_or(-1, i32::from)
-}
-
 /// A panic while holding one of these locks leaves the map whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -358,6 +244,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::backups::BackupState;
     use super::*;
 
     fn has(text: &str, line: &str) -> bool {
@@ -490,6 +377,7 @@ mod tests {
         };
         metrics.set_cluster("shop", "orders", state);
         metrics.set_failing("shop", "orders", 0);
+        metrics.asked("get", Some(200));
         metrics.watch_progressed("pods");
         let documented = include_str!("../../docs/observability.md");
         for family in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
