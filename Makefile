@@ -32,10 +32,10 @@ check: ## Format, lints, unit and property tests, directions, chart: no cluster 
 	cargo fmt --check
 	cargo clippy --locked --lib --bins -- -D warnings
 	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic -A clippy::print_stdout -A clippy::print_stderr
-	cargo test --locked --lib --bins --test architecture --test chart --test crds
+	cargo test --locked --lib --bins --test architecture --test chart --test crds --test monitoring
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
 
-test: check sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this
+test: check alerts sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this
 
 .PHONY: test-all e2e-long chaos
 test-all: test e2e-long ## The same and the long cases of the election (about 2 hours more)
@@ -44,6 +44,14 @@ test-all: test e2e-long ## The same and the long cases of the election (about 2 
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
 	@export HELLO_CLUSTER=$(TEST_CLUSTER); trap '$(LC) down' EXIT; trap 'exit 130' INT TERM; \
 	$(LC) up; cargo test --locked --features local-cluster --test cluster -- --test-threads=1
+
+.PHONY: alerts
+alerts: ## Check the rules that the chart makes with promtool, and try each alert
+	@tests/alerts/run
+
+.PHONY: dashboards
+dashboards: ## Check the JSON of the dashboards against the types that Grafana publishes (needs npm)
+	@tests/monitoring/grafana-schema
 
 SEEDS ?= 20000
 .PHONY: sim
@@ -80,10 +88,12 @@ endef
 e2e e2e-long chaos bench bench-failover: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
 	@tests/store/install >/dev/null
+	@tests/cluster/build prometheus alertmanager
 	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
 e2e-long: ## What is too long for `make test` (CASE=part of a test's name)
 	@tests/store/install >/dev/null
+	@tests/cluster/build prometheus alertmanager
 	@$(call in_cluster,--test e2e -- --test-threads=1 --ignored $(CASE))
 
 chaos: ## Random faults for some minutes; the seed is printed (MINUTES=60 SEED=)

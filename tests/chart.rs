@@ -98,7 +98,30 @@ fn defaults_render_as_agreed() {
 #[test]
 fn every_value_renders_as_agreed() {
     let Some(helm) = helm() else { return };
-    golden("full.yaml", &render(helm, &["--values", "tests/golden/chart/full.values.yaml"]));
+    let text = render(helm, &["--values", "tests/golden/chart/full.values.yaml"]);
+    // The dashboards have sources of their own.
+    let short = |document: &str| match document.split_once("\ndata:\n") {
+        Some((head, _)) => format!("{head}\ndata: ...\n"),
+        None => document.to_owned(),
+    };
+    golden("full.yaml", &text.split("---\n").map(short).collect::<Vec<_>>().join("---\n"));
+}
+
+#[test]
+fn the_dashboards_come_as_they_are() {
+    let Some(helm) = helm() else { return };
+    let rendered = documents(&render(helm, &["--set", "dashboards.enabled=true"]));
+    let maps = of_kind(&rendered, "ConfigMap");
+    let found: Vec<_> = maps.iter().flat_map(|map| map["data"].as_object().unwrap()).collect();
+    assert_eq!(found.len(), 2);
+    for (name, content) in found {
+        let file = root().join("dashboards").join(name.trim_start_matches("hello-"));
+        let (wanted, content): (Value, Value) = (
+            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap(),
+            serde_json::from_str(content.as_str().unwrap()).unwrap(),
+        );
+        assert!(wanted == content, "{name}");
+    }
 }
 
 #[test]
@@ -129,11 +152,20 @@ fn every_value_has_an_effect_and_is_set_in_the_full_values() {
     let read =
         |path: &str| -> Value { serde_saphyr::from_str(&std::fs::read_to_string(root().join(path)).unwrap()).unwrap() };
     let (defaults, full) = (read("charts/hello-operator/values.yaml"), read("tests/golden/chart/full.values.yaml"));
-    let before = render(helm, &[]);
     for (path, value) in leaves("", &full) {
         assert_ne!(defaults.pointer(&path), Some(&value), "{path} is the default");
         let key = path.trim_start_matches('/').replace('.', "\\.").replace('/', ".");
-        let after = render(helm, &["--set-json", &format!("{key}={value}")]);
+        // The rest of what is off by default has an effect where that is on.
+        let group = key.split('.').next().unwrap();
+        let on = match OFF.contains(&group) && key != format!("{group}.enabled") {
+            true => vec!["--set".to_owned(), format!("{group}.enabled=true")],
+            false => Vec::new(),
+        };
+        let mut arguments: Vec<&str> = on.iter().map(String::as_str).collect();
+        let before = render(helm, &arguments);
+        let changed = format!("{key}={value}");
+        arguments.extend(["--set-json", &changed]);
+        let after = render(helm, &arguments);
         assert_ne!(before, after, "{path} changes nothing");
     }
     let set: BTreeSet<_> = leaves("", &full).into_iter().map(|(path, _)| path).collect();
@@ -144,10 +176,15 @@ fn every_value_has_an_effect_and_is_set_in_the_full_values() {
     }
 }
 
+const GROUPS: [&str; 7] = ["/image", "/crds", "/logging", "/tracing", "/monitors", "/alerts", "/dashboards"];
+
+/// Groups of values that are off by default.
+const OFF: [&str; 3] = ["monitors", "alerts", "dashboards"];
+
 /// Every value that is not an object with keys, with its JSON pointer; resources, selectors and lists are values.
 fn leaves(path: &str, value: &Value) -> Vec<(String, Value)> {
     match value {
-        Value::Object(map) if path.is_empty() || ["/image", "/crds", "/logging", "/tracing"].contains(&path) => {
+        Value::Object(map) if path.is_empty() || GROUPS.contains(&path) => {
             map.iter().flat_map(|(key, value)| leaves(&format!("{path}/{key}"), value)).collect()
         }
         _ => vec![(path.to_owned(), value.clone())],
@@ -171,6 +208,13 @@ fn the_schema_refuses_what_has_no_meaning() {
         ("tracing.endpoint=https://collector:4317", "endpoint"),
         ("resources.limit.memory=1Gi", "limit"),
         ("imagePullSecrets[0]=my-registry", "imagePullSecrets"),
+        ("monitors.interval=often", "interval"),
+        ("alerts.disabled[0]=HelloNobody", "disabled"),
+        ("alerts.overrides.HelloNobody.for=1m", "HelloNobody"),
+        ("alerts.overrides.HelloReplicaDown.expr=1", "expr"),
+        ("alerts.overrides.HelloReplicaDown.for=soon", "for"),
+        ("alerts.runbooks=", "runbooks"),
+        ("dashboards.label=a", "label"),
     ] {
         let output = run(helm, &["template", "hello", CHART, "--set", setting]);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -186,6 +230,36 @@ fn what_needs_the_whole_cluster_is_refused_in_words_with_namespaces() {
     let output = run(helm, &[&["template", "hello", CHART], &settings[..]].concat());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && text.contains("leave it out with watchNamespaces"), "{text}");
+}
+
+#[test]
+fn alerts_are_changed_and_left_out_by_name() {
+    let Some(helm) = helm() else { return };
+    let rules = |settings: &[&str]| {
+        let mut arguments = vec!["--set", "alerts.enabled=true"];
+        arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+        let documents = documents(&render(helm, &arguments));
+        of_kind(&documents, "PrometheusRule")[0]["spec"]["groups"][0]["rules"].as_array().unwrap().clone()
+    };
+    let find = |rules: &[Value], name: &str| rules.iter().find(|rule| rule["alert"] == name).cloned();
+    let all = rules(&[]);
+    let name = "HelloReplicaLagging";
+    let override_of = |key: &str, value: &str| format!("alerts.overrides.{name}.{key}={value}");
+    let settings = [override_of("for", "7m"), override_of("severity", "info"), override_of("threshold", "9")];
+    let changed = rules(&settings.each_ref().map(String::as_str));
+    let rule = find(&changed, name).unwrap();
+    assert_eq!((&rule["for"], &rule["labels"]["severity"]), (&"7m".into(), &"info".into()));
+    assert!(rule["expr"].as_str().unwrap().ends_with("> 9 * 1024 * 1024"), "{rule}");
+    let others = |rules: &[Value]| rules.iter().filter(|rule| rule["alert"] != name).cloned().collect::<Vec<_>>();
+    assert_eq!(others(&changed), others(&all), "and nothing else");
+    assert!(all.iter().all(|rule| !rule["expr"].as_str().unwrap().contains('$')), "a threshold is missing");
+
+    let fewer = rules(&[&format!("alerts.disabled[0]={name}")]);
+    assert_eq!((find(&fewer, name), others(&fewer)), (None, others(&all)));
+
+    let unknown = ["template", "hello", CHART, "--set", "alerts.enabled=true", "--set"];
+    let output = run(helm, &[&unknown[..], &["alerts.overrides.HelloReplicaDown.threshold=1"]].concat());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("this alert has no threshold"));
 }
 
 #[test]

@@ -82,6 +82,8 @@ pub(super) struct Duties {
     pub(super) streamed_at: Option<Boot>,
     /// Time in which this instance was to take writes and did not, and when that was looked at last.
     pub(super) unavailable: Duration,
+    /// Copies of the primary's data that were begun.
+    pub(super) clones: u64,
     pub(super) looked_at: Boot,
 }
 
@@ -121,6 +123,7 @@ impl Duties {
             observed_at: Duration::ZERO,
             streamed_at: None,
             unavailable: Duration::ZERO,
+            clones: 0,
             looked_at: boottime(),
         }
     }

@@ -96,6 +96,7 @@ impl Agent {
         self.note_what_is_given_up(&source)?;
         let member = planned.unwrap_or_else(|| format!("{}-{}", self.me.instance, random_word()));
         tracing::info!(from = %source.instance, member, "copies the primary's data");
+        self.duties.clones = self.duties.clones.saturating_add(1);
         let (processes, place, from) = (self.processes.clone(), self.place.clone(), source.clone());
         let (lease, peers) = (self.lease_api.clone(), self.peers.clone());
         self.begin(Job::Clone, Some(source), async move {

@@ -78,6 +78,7 @@ impl Agent {
         }
         self.duties.looked_at = now;
         report.unavailable_seconds = self.duties.unavailable.as_secs_f64();
+        report.clones = self.duties.clones;
         report.store = self.store_report();
         report.ready = ready.is_ok();
         report.message =
@@ -95,6 +96,8 @@ impl Agent {
             max_connections: seen.status.max_connections,
             commits: seen.status.commits,
             rollbacks: seen.status.rollbacks,
+            blocks_hit: seen.status.blocks_hit,
+            blocks_read: seen.status.blocks_read,
             databases: seen.databases.clone(),
             slots: seen.slots.iter().filter_map(|slot| Some((slot.name.clone(), slot.retained?))).collect(),
         });

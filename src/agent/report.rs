@@ -40,6 +40,10 @@ pub struct Numbers {
     pub commits: i64,
     /// Rolled back ones.
     pub rollbacks: i64,
+    /// Blocks that were found in the buffer cache.
+    pub blocks_hit: i64,
+    /// Blocks that were not.
+    pub blocks_read: i64,
     /// Bytes of each database.
     pub databases: Vec<(String, i64)>,
     /// WAL kept by each slot: name, bytes.
@@ -153,6 +157,9 @@ fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
     )?;
     unavailable.inc_by(report.unavailable_seconds.max(0.0));
     registry.register(Box::new(unavailable))?;
+    let clones = IntCounter::new("hello_pg_clones_total", "Copies of the primary's data that this instance began.")?;
+    clones.inc_by(report.clones);
+    registry.register(Box::new(clones))?;
     gauge(
         "hello_pg_pending_restart_settings",
         "Settings whose new value waits for a restart.",
@@ -196,6 +203,8 @@ fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
             numbers.commits,
         )?;
         gauge("hello_pg_transactions_rolled_back", "Rolled back transactions likewise.", numbers.rollbacks)?;
+        gauge("hello_pg_blocks_hit", "Blocks found in the buffer cache likewise.", numbers.blocks_hit)?;
+        gauge("hello_pg_blocks_read", "Blocks that were not found there likewise.", numbers.blocks_read)?;
         family("hello_pg_database_size_bytes", "Bytes of a database.", "database", &numbers.databases)?;
         family("hello_pg_slot_retained_bytes", "WAL that a replication slot keeps.", "slot", &numbers.slots)?;
     }
@@ -251,6 +260,7 @@ mod tests {
             lsn: Some(Lsn(1000)),
             ready: true,
             rules_confirmed: true,
+            clones: 2,
             full: Some(crate::api::agent::FullVolume::Data),
             ..Report::new("db-1", "u")
         };
@@ -267,12 +277,46 @@ mod tests {
             "hello_pg_disk_full 1",
             "hello_pg_role{role=\"primary\"} 1",
             "hello_pg_term 3",
+            "hello_pg_clones_total 2",
             "hello_pg_replication_lag_bytes{instance=\"db-2\"} 100",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
         assert!(!text.contains("hello_pg_disk_free") && !text.contains("hello_pg_connections"), "{text}");
         assert!(!text.contains("hello_pg_archive"), "{text}");
+    }
+
+    #[test]
+    fn every_metric_stands_in_the_documentation() {
+        let mut store = StoreReport::default();
+        store.archive.last_at = Some("1970-01-01T00:01:00Z".into());
+        let backup = serde_json::json!({"id": "u", "backupId": "b", "startedAt": "", "doneBytes": 1, "totalBytes": 2, "storedBytes": 1});
+        store.backup = Some(serde_json::from_value(backup).unwrap());
+        let disk = Some(crate::api::agent::Disk { free: 1, total: 2 });
+        let mut report = Report {
+            timeline: Some(1),
+            lsn: Some(Lsn(1)),
+            replayed: Some(Lsn(1)),
+            store: Some(store),
+            disk,
+            wal_disk: disk,
+            ..Report::new("db-1", "u")
+        };
+        report.replicas.push(ReplicaReport {
+            member: "m2".into(),
+            instance: None,
+            flushed: None,
+            replayed: Some(Lsn(1)),
+            streaming: true,
+        });
+        let some = vec![("some".to_owned(), 1)];
+        let numbers = Numbers { databases: some.clone(), slots: some, ..Numbers::default() };
+        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: Some(numbers) }).unwrap();
+        let documented = include_str!("../../docs/observability.md");
+        for family in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let name = family.split(' ').next().unwrap();
+            assert!(documented.contains(&format!("`{name}`")), "{name} is not in docs/observability.md");
+        }
     }
 
     #[test]

@@ -133,6 +133,8 @@ impl Session {
                         current_setting('max_connections')::bigint,
                         (SELECT coalesce(sum(xact_commit), 0)::bigint FROM pg_stat_database),
                         (SELECT coalesce(sum(xact_rollback), 0)::bigint FROM pg_stat_database),
+                        (SELECT coalesce(sum(blks_hit), 0)::bigint FROM pg_stat_database),
+                        (SELECT coalesce(sum(blks_read), 0)::bigint FROM pg_stat_database),
                         current_setting('synchronous_standby_names'),
                         pg_is_in_recovery() AND pg_last_wal_receive_lsn() IS NULL AND NOT EXISTS (
                             SELECT FROM pg_stat_activity WHERE backend_type = 'startup'
@@ -155,8 +157,10 @@ impl Session {
             max_connections: get(&row, 8)?,
             commits: get(&row, 9)?,
             rollbacks: get(&row, 10)?,
-            sync_names: get(&row, 11)?,
-            replaying: get(&row, 12)?,
+            blocks_hit: get(&row, 11)?,
+            blocks_read: get(&row, 12)?,
+            sync_names: get(&row, 13)?,
+            replaying: get(&row, 14)?,
         })
     }
 
@@ -396,6 +400,10 @@ pub struct Status {
     pub commits: i64,
     /// Rolled back ones.
     pub rollbacks: i64,
+    /// Blocks found in the buffer cache since then.
+    pub blocks_hit: i64,
+    /// Blocks that were not.
+    pub blocks_read: i64,
     /// synchronous_standby_names
     pub sync_names: String,
     /// Whether a standby still replays what it had when it started: it reports less than it has.

@@ -186,6 +186,9 @@ pub struct Report {
     /// Seconds in which this instance was to take writes and did not, since its agent began.
     #[serde(default)]
     pub unavailable_seconds: f64,
+    /// Copies of the primary's data that this instance began, since its agent began.
+    #[serde(default)]
+    pub clones: u64,
     /// Archive and backups, where there is a destination.
     #[serde(default)]
     pub store: Option<StoreReport>,
@@ -229,6 +232,7 @@ impl Report {
             lease_age_seconds: None,
             rejoined: None,
             unavailable_seconds: 0.0,
+            clones: 0,
         }
     }
 }

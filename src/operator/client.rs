@@ -52,6 +52,33 @@ pub fn reader(config: &kube::Config, metrics: Arc<OperatorMetrics>) -> Result<Cl
     Ok(builder.with_layer(&spy).build())
 }
 
+/// The same client, which counts what it asks of the API server. Errors pass as they are.
+pub fn counted(client: Client, config: &kube::Config, metrics: Arc<OperatorMetrics>) -> Client {
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (client, metrics) = (client.clone(), Arc::clone(&metrics));
+        let verb = verb(request.method(), request.uri());
+        async move {
+            let answer = client.send(request).await;
+            metrics.asked(verb, answer.as_ref().ok().map(|response| response.status().as_u16()));
+            answer
+        }
+    });
+    Client::new(service, config.default_namespace.clone())
+}
+
+/// What a request does, as rights name it, as far as its address tells: a list is a get here.
+fn verb(method: &http::Method, uri: &http::Uri) -> &'static str {
+    match *method {
+        http::Method::GET if watched(uri).is_some() => "watch",
+        http::Method::GET => "get",
+        http::Method::POST => "create",
+        http::Method::PUT => "update",
+        http::Method::PATCH => "patch",
+        http::Method::DELETE => "delete",
+        _ => "other",
+    }
+}
+
 /// Counts each watch that the API server began as progress: bookmarks and renewals are not seen from outside a watcher.
 #[derive(Clone)]
 struct Spy<S> {
@@ -111,5 +138,31 @@ mod tests {
         assert_eq!(watched("/api/v1/pods?labelSelector=a&watch=true&timeoutSeconds=9"), Some("pods"));
         assert_eq!(watched("/apis/terry.com/v1/helloopperators?&watch=true"), Some("helloopperators"));
         assert_eq!(watched("/api/v1/pods?limit=5"), None);
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_by_their_answer_and_errors_pass_as_they_are() {
+        use crate::leader::NotLeader;
+        let answers = |request: Request<Body>| async move {
+            match request.uri().path() {
+                "/refused" => Err(tower::BoxError::from(NotLeader::Refused)),
+                _ => Ok(Response::builder().status(404).body(Body::empty())?),
+            }
+        };
+        let metrics = Arc::new(OperatorMetrics::new().unwrap());
+        let config = kube::Config::new("http://localhost".parse().unwrap());
+        let client = counted(Client::new(tower::service_fn(answers), "default"), &config, Arc::clone(&metrics));
+        let ask = |method: &str, path: &str| {
+            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            let client = client.clone();
+            async move { client.send(request).await }
+        };
+        assert_eq!(ask("GET", "/api/v1/pods?watch=true").await.unwrap().status(), 404);
+        let refused = ask("PATCH", "/refused").await.err().unwrap();
+        assert_eq!(NotLeader::find(&refused), Some(NotLeader::Refused));
+        let text = metrics.encode().unwrap();
+        for line in ["{code=\"404\",verb=\"watch\"} 1", "{code=\"none\",verb=\"patch\"} 1"] {
+            assert!(text.contains(&format!("hello_operator_api_requests_total{line}")), "{text}");
+        }
     }
 }

@@ -2,13 +2,14 @@
 
 use jiff::Timestamp;
 
+use crate::api::spec::State;
 use crate::api::status::HelloOperatorStatus;
 use crate::core::backup::follow::catalog;
 use crate::core::plan::Plan;
 use crate::core::status::BACKUP_HEALTHY;
 use crate::core::world::{Known, World};
 use crate::telemetry::backups::BackupState;
-use crate::telemetry::metrics::ClusterState;
+use crate::telemetry::clusters::ClusterState;
 
 /// From what was seen and reported.
 pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> ClusterState {
@@ -21,8 +22,17 @@ pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Clus
     let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
     // The one about backups is there only where backups go somewhere.
     let optional = find(BACKUP_HEALTHY).map(|_| BACKUP_HEALTHY);
+    let running = plan.accepted.as_ref().map(|accepted| &accepted.cluster).filter(|c| c.state == State::Running);
+    let durability = status.replication.as_ref().map(|replication| replication.durability.as_str());
     ClusterState {
-        instances: plan.accepted.as_ref().map_or(0, |accepted| i32::from(accepted.cluster.instances)),
+        // A cluster that is to sleep lacks none.
+        instances: running.map_or(0, |cluster| i32::from(cluster.instances)),
+        sync_replicas: running.map_or(0, |cluster| match durability {
+            Some("Async") | None => 0,
+            Some(_) => i32::from(cluster.sync_replicas),
+        }),
+        primary_since: status.primary.as_ref().and_then(|primary| Some(primary.since.as_ref()?.0.as_second())),
+        certificate_expiry: certificate_expiry(world),
         lease_age: primary.and_then(|report| report.lease_age_seconds),
         sync_confirmed: primary.map(|report| report.rules_confirmed),
         ready_instances: status.ready_instances,
@@ -34,6 +44,12 @@ pub fn cluster(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Clus
             .collect(),
         backup: backup(world, plan, status),
     }
+}
+
+/// When the first of a cluster's certificates ends, the authority's included.
+fn certificate_expiry(world: &World) -> Option<i64> {
+    let secrets = world.secrets.values().filter_map(Known::present);
+    secrets.filter_map(|secret| Some(secret.certificate.as_ref()?.until.as_second())).min()
 }
 
 fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<BackupState> {
@@ -60,4 +76,45 @@ fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<Ba
         stored_bytes: entry.map(|entry| entry.stored_bytes),
         entries: catalog.and_then(|catalog| u64::try_from(catalog.backups.len()).ok()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::plan::plan;
+    use crate::core::plan::testing::{change, empty, present, settle};
+    use crate::core::world::SecretKind;
+
+    fn shown(world: &World) -> ClusterState {
+        cluster(world, &plan(world), world.object.status.as_ref().unwrap())
+    }
+
+    #[test]
+    fn a_settled_cluster_shows_whole_numbers_and_one_that_sleeps_lacks_nothing() {
+        let mut world = empty(json!({"instances": 3}));
+        settle(&mut world);
+        let state = shown(&world);
+        assert_eq!((state.instances, state.ready_instances, state.sync_replicas), (3, 3, 1));
+        assert_eq!((state.write_available, state.sync_confirmed), (Some(true), Some(true)));
+        change(&mut world, json!({"instances": 3, "state": "Hibernated"}));
+        let state = shown(&world);
+        assert_eq!((state.instances, state.sync_replicas), (0, 0));
+
+        let mut one = empty(json!({"instances": 1}));
+        settle(&mut one);
+        assert_eq!(shown(&one).sync_replicas, 0, "nobody is waited for");
+    }
+
+    #[test]
+    fn the_first_certificate_that_ends_counts() {
+        let mut world = empty(json!({"instances": 1}));
+        assert_eq!(certificate_expiry(&world), None, "unknown is absent");
+        settle(&mut world);
+        let soon = Timestamp::from_second(world.now.as_second() + 60).unwrap();
+        let secret = present(world.secrets.get_mut(&SecretKind::Server).unwrap());
+        secret.certificate.as_mut().unwrap().until = soon;
+        assert_eq!(shown(&world).certificate_expiry, Some(soon.as_second()));
+    }
 }

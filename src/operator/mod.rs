@@ -83,8 +83,9 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         Some(Elector::new(&config, settings).map_err(|error| Error::Config(error.to_string()))?)
     };
     let gate = elector.as_ref().map_or_else(Gate::always, Elector::gate);
-    let reader = client::reader(&config, Arc::clone(&metrics))?;
+    let reader = client::counted(client::reader(&config, Arc::clone(&metrics))?, &config, Arc::clone(&metrics));
     let writer = connect(&config, gate.clone()).map_err(|error| Error::Config(error.to_string()))?;
+    let writer = client::counted(writer, &config, Arc::clone(&metrics));
 
     let scopes = scopes(&args.watch_namespaces);
     let mirrors = Arc::new(Mirrors::filled_by(scopes.len()));

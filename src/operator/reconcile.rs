@@ -171,6 +171,7 @@ impl Reconciler {
         let mut memories = self.memories();
         let memory = memories.entry(key.clone()).or_default();
         memory.attempts = memory.attempts.saturating_add(1);
+        self.metrics.set_failing(&key.namespace, &key.name, memory.attempts);
         let factor = 2_u32.saturating_pow(memory.attempts.saturating_sub(1).min(8));
         UNDER_WAY.saturating_mul(factor).min(LONGEST_BACKOFF)
     }
@@ -296,6 +297,7 @@ impl Reconciler {
         let mut memories = self.memories();
         let memory = memories.entry(key.clone()).or_default();
         memory.attempts = 0;
+        self.metrics.set_failing(&key.namespace, &key.name, 0);
         let outcome = if wrote || !applied.done.is_empty() { Outcome::Changed } else { Outcome::Settled };
         if plan.settled() {
             memory.unsettled_since = None;

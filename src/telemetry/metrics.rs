@@ -11,7 +11,8 @@ use prometheus::{
 };
 
 use super::Error;
-use super::backups::{self, BackupState};
+use super::backups;
+use super::clusters::{ClusterState, Failovers, encode_clusters, encode_failing, encode_failovers};
 use crate::api::Category;
 use crate::api::agent::HandOverReason;
 use crate::api::build;
@@ -39,25 +40,6 @@ impl Outcome {
     }
 }
 
-/// What the gauges of one cluster show.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ClusterState {
-    /// Instances that its spec asks for.
-    pub instances: i32,
-    /// Instances that serve their role.
-    pub ready_instances: i32,
-    /// The condition WriteAvailable; None is Unknown.
-    pub write_available: Option<bool>,
-    /// Seconds since the primary last renewed its Lease, as it said when it was asked last; None is unknown.
-    pub lease_age: Option<f64>,
-    /// Whether the primary has proven that its sync rule is in force; None is unknown.
-    pub sync_confirmed: Option<bool>,
-    /// The other conditions by type; None is Unknown.
-    pub conditions: BTreeMap<&'static str, Option<bool>>,
-    /// Backups, where they go somewhere.
-    pub backup: Option<BackupState>,
-}
-
 /// Every metric of the operator. Cheap to share behind an `Arc`.
 pub struct OperatorMetrics {
     registry: Registry,
@@ -67,15 +49,14 @@ pub struct OperatorMetrics {
     queue: IntGauge,
     leader: IntGauge,
     dropped_writes: IntCounter,
+    requests: IntCounterVec,
     watch_age: IntGaugeVec,
     watches: Mutex<BTreeMap<String, Instant>>,
     failover_duration: HistogramVec,
     clusters: Mutex<BTreeMap<(String, String), ClusterState>>,
     failovers: Mutex<Failovers>,
+    failing: Mutex<BTreeMap<(String, String), u32>>,
 }
-
-/// Hand-overs by namespace and name of the cluster, counted by reason.
-type Failovers = BTreeMap<(String, String), BTreeMap<&'static str, u64>>;
 
 impl OperatorMetrics {
     /// All of them, at zero.
@@ -100,6 +81,13 @@ impl OperatorMetrics {
                 "hello_operator_dropped_writes_total",
                 "Writes that were not sent because this process was not, or no longer, the leader.",
             )?,
+            requests: IntCounterVec::new(
+                Opts::new(
+                    "hello_operator_api_requests_total",
+                    "Requests to the API server, by what they do and by its answer.",
+                ),
+                &["verb", "code"],
+            )?,
             watch_age: IntGaugeVec::new(
                 Opts::new("hello_operator_watch_age_seconds", "Time since a watch last made progress."),
                 &["resource"],
@@ -115,6 +103,7 @@ impl OperatorMetrics {
             )?,
             clusters: Mutex::default(),
             failovers: Mutex::default(),
+            failing: Mutex::default(),
             registry,
         };
         for outcome in Outcome::ALL {
@@ -137,6 +126,7 @@ impl OperatorMetrics {
         metrics.registry.register(Box::new(metrics.queue.clone()))?;
         metrics.registry.register(Box::new(metrics.leader.clone()))?;
         metrics.registry.register(Box::new(metrics.dropped_writes.clone()))?;
+        metrics.registry.register(Box::new(metrics.requests.clone()))?;
         metrics.registry.register(Box::new(metrics.watch_age.clone()))?;
         metrics.registry.register(Box::new(metrics.failover_duration.clone()))?;
         metrics.registry.register(Box::new(info))?;
@@ -164,14 +154,24 @@ impl OperatorMetrics {
         self.queue.set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
-    /// Whether this process may act.
+    /// Whether this process may act. Who does not, does not look: what it saw once is no news of a cluster.
     pub fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
+        if !leads {
+            lock(&self.clusters).clear();
+            lock(&self.failing).clear();
+        }
     }
 
     /// A write was not sent, because this process does not lead.
     pub fn dropped_write(&self) {
         self.dropped_writes.inc();
+    }
+
+    /// The API server was asked; it answered with this status code, or not.
+    pub fn asked(&self, verb: &'static str, code: Option<u16>) {
+        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        self.requests.with_label_values(&[verb, &code]).inc();
     }
 
     /// The watch of `resource` began, received an event or a bookmark, or was renewed without an error.
@@ -197,6 +197,11 @@ impl OperatorMetrics {
         *reasons.entry(reason.as_str()).or_default() += 1;
     }
 
+    /// So many reconciles of a cluster failed in a row.
+    pub fn set_failing(&self, namespace: &str, cluster: &str, times: u32) {
+        lock(&self.failing).insert((namespace.to_owned(), cluster.to_owned()), times);
+    }
+
     /// What the gauges of one cluster show from now on.
     pub fn set_cluster(&self, namespace: &str, cluster: &str, state: ClusterState) {
         lock(&self.clusters).insert((namespace.to_owned(), cluster.to_owned()), state);
@@ -207,6 +212,7 @@ impl OperatorMetrics {
         let key = (namespace.to_owned(), cluster.to_owned());
         lock(&self.clusters).remove(&key);
         lock(&self.failovers).remove(&key);
+        lock(&self.failing).remove(&key);
     }
 
     /// Every metric in Prometheus' text format.
@@ -216,8 +222,6 @@ impl OperatorMetrics {
             self.watch_age.with_label_values(&[resource]).set(age);
         }
         let mut text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
-        // Written here and not by the library, which keeps about a kilobyte for each gauge: with thousands of clusters
-        // that would be most of the operator's memory. Names are DNS labels, so nothing needs an escape.
         let (clusters, failovers) = (lock(&self.clusters), lock(&self.failovers));
         let backed_up = clusters
             .iter()
@@ -225,80 +229,21 @@ impl OperatorMetrics {
         encode_clusters(&clusters, &mut text)
             .and_then(|()| backups::encode(&backed_up.collect(), &mut text))
             .and_then(|()| encode_failovers(&clusters, &failovers, &mut text))
+            .and_then(|()| encode_failing(&lock(&self.failing), &mut text))
+            .and_then(|()| encode_memory(&mut text))
             .map_err(|error| prometheus::Error::Msg(error.to_string()))?;
         Ok(text)
     }
 }
 
-fn encode_clusters(clusters: &BTreeMap<(String, String), ClusterState>, text: &mut String) -> std::fmt::Result {
-    if clusters.is_empty() {
-        return Ok(());
-    }
-    let mut family = |name: &str, help: &str, lines: &mut dyn FnMut(&mut String) -> std::fmt::Result| {
-        writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge")?;
-        lines(text)
-    };
-    let mut simple = |name: &str, help: &str, value: &dyn Fn(&ClusterState) -> i32| {
-        family(name, help, &mut |text| {
-            clusters.iter().try_for_each(|((namespace, cluster), state)| {
-                writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {}", value(state))
-            })
-        })
-    };
-    simple("hello_cluster_instances", "Instances that the spec asks for.", &|state| state.instances)?;
-    simple("hello_cluster_ready_instances", "Instances that serve their role.", &|state| state.ready_instances)?;
-    simple("hello_cluster_write_available", "1 when writes are taken, 0 when not, -1 when unknown.", &|state| {
-        number(state.write_available)
-    })?;
-    simple(
-        "hello_cluster_sync_confirmed",
-        "1 when the sync rule is proven to be in force, 0 when not, -1 when unknown.",
-        &|state| number(state.sync_confirmed),
-    )?;
-    let name = "hello_cluster_lease_age_seconds";
-    family(name, "Time since the primary renewed its Lease, when it was asked last.", &mut |text| {
-        clusters.iter().try_for_each(|((namespace, cluster), state)| match state.lease_age {
-            Some(age) => writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {age}"),
-            None => Ok(()),
-        })
-    })?;
-    let name = "hello_cluster_condition";
-    family(name, "The other conditions: 1 True, 0 False, -1 Unknown.", &mut |text| {
-        clusters.iter().try_for_each(|((namespace, cluster), state)| {
-            state.conditions.iter().try_for_each(|(condition, value)| {
-                let value = number(*value);
-                writeln!(
-                    text,
-                    "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",condition=\"{condition}\"}} {value}"
-                )
-            })
-        })
-    })
-}
-
-/// Every reason of every cluster, so that the first hand-over is an increase from zero.
-fn encode_failovers(
-    clusters: &BTreeMap<(String, String), ClusterState>,
-    failovers: &Failovers,
-    text: &mut String,
-) -> std::fmt::Result {
-    if clusters.is_empty() {
-        return Ok(());
-    }
-    let name = "hello_cluster_failovers_total";
-    writeln!(text, "# HELP {name} Times that the primary's role changed hands or came back.\n# TYPE {name} counter")?;
-    for key in clusters.keys() {
-        let (namespace, cluster) = key;
-        for reason in HandOverReason::ALL.map(HandOverReason::as_str) {
-            let count = failovers.get(key).and_then(|reasons| reasons.get(reason)).copied().unwrap_or(0);
-            writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",reason=\"{reason}\"}} {count}")?;
-        }
-    }
-    Ok(())
-}
-
-fn number(condition: Option<bool>) -> i32 {
-    condition.map_or(-1, i32::from)
+/// Under the name that every dashboard knows. Absent where /proc does not tell.
+fn encode_memory(text: &mut String) -> std::fmt::Result {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
+    let Some(kilobytes) = resident.and_then(|number| number.trim().parse::<u64>().ok()) else { return Ok(()) };
+    let name = "process_resident_memory_bytes";
+    let bytes = kilobytes.saturating_mul(1024);
+    writeln!(text, "# HELP {name} Memory of this process.\n# TYPE {name} gauge\n{name} {bytes}")
 }
 
 /// A panic while holding one of these locks leaves the map whole.
@@ -308,6 +253,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::backups::BackupState;
     use super::*;
 
     fn has(text: &str, line: &str) -> bool {
@@ -317,6 +263,7 @@ mod tests {
     #[test]
     fn counters_show_a_zero_before_the_first_event() {
         let text = OperatorMetrics::new().unwrap().encode().unwrap();
+        assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
         for category in Category::ALL {
             assert!(
                 has(&text, &format!("hello_operator_errors_total{{category=\"{}\"}} 0", category.as_str())),
@@ -372,12 +319,17 @@ mod tests {
             write_available: Some(true),
             lease_age: Some(1.5),
             sync_confirmed: Some(true),
+            sync_replicas: 1,
+            primary_since: Some(1_799_999_999),
+            certificate_expiry: Some(1_900_000_000),
             conditions: BTreeMap::from([("Ready", Some(false)), ("Degraded", None)]),
             backup: Some(BackupState { last_success: Some(1_800_000_000), ..BackupState::default() }),
         };
         metrics.set_cluster("shop", "orders", state.clone());
         metrics.set_cluster("shop", "users", state);
         metrics.failed_over("shop", "orders", HandOverReason::Shutdown, 1.3);
+        metrics.set_failing("shop", "orders", 4);
+        metrics.set_failing("shop", "users", 0);
         let text = metrics.encode().unwrap();
         for line in [
             "# TYPE hello_cluster_instances gauge",
@@ -386,6 +338,11 @@ mod tests {
             "hello_cluster_write_available{namespace=\"shop\",cluster=\"orders\"} 1",
             "hello_cluster_sync_confirmed{namespace=\"shop\",cluster=\"orders\"} 1",
             "hello_cluster_lease_age_seconds{namespace=\"shop\",cluster=\"orders\"} 1.5",
+            "hello_cluster_sync_replicas{namespace=\"shop\",cluster=\"orders\"} 1",
+            "hello_cluster_primary_since_timestamp_seconds{namespace=\"shop\",cluster=\"orders\"} 1799999999",
+            "hello_cluster_certificate_expiry_timestamp_seconds{namespace=\"shop\",cluster=\"users\"} 1900000000",
+            "hello_cluster_failed_reconciles{namespace=\"shop\",cluster=\"orders\"} 4",
+            "hello_cluster_failed_reconciles{namespace=\"shop\",cluster=\"users\"} 0",
             "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"orders\",reason=\"shutdown\"} 1",
             "hello_cluster_failovers_total{namespace=\"shop\",cluster=\"users\",reason=\"shutdown\"} 0",
             "hello_cluster_failover_duration_seconds_bucket{reason=\"shutdown\",le=\"1.5\"} 1",
@@ -399,6 +356,10 @@ mod tests {
         let text = metrics.encode().unwrap();
         assert!(!text.contains("hello_cluster_backup_entries"), "what is unknown is absent");
         assert!(!text.contains("orders") && text.contains("users"));
+        metrics.set_leader(true);
+        assert!(metrics.encode().unwrap().contains("users"));
+        metrics.set_leader(false);
+        assert!(!metrics.encode().unwrap().contains("users"), "another process looks now");
     }
     #[test]
     fn every_metric_stands_in_the_documentation() {
@@ -416,8 +377,16 @@ mod tests {
             stored_bytes: Some(1),
             entries: Some(1),
         };
-        let state = ClusterState { lease_age: Some(1.0), backup: Some(backup), ..ClusterState::default() };
+        let state = ClusterState {
+            lease_age: Some(1.0),
+            primary_since: Some(1),
+            certificate_expiry: Some(1),
+            backup: Some(backup),
+            ..ClusterState::default()
+        };
         metrics.set_cluster("shop", "orders", state);
+        metrics.set_failing("shop", "orders", 0);
+        metrics.asked("get", Some(200));
         metrics.watch_progressed("pods");
         let documented = include_str!("../../docs/observability.md");
         for family in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {

@@ -5,6 +5,7 @@
 //! [`health::Server`] serves `/metrics`, `/livez` and `/readyz`.
 
 pub mod backups;
+pub mod clusters;
 pub mod health;
 pub mod logs;
 pub mod metrics;

@@ -15,6 +15,7 @@ mod chaos;
 mod children;
 mod invalid;
 mod lifetime;
+mod monitoring;
 mod replication;
 mod rolls;
 mod scale;

@@ -7,16 +7,20 @@ KUBERNETES_VERSION=v1.36.3
 
 declare -A artifact_inputs=(
   [kube]="tools/kube" [etcd]="tools/etcd" [coredns]="tools/coredns" [helm]="tools/helm" [provisioner]="tools/provisioner"
+  [prometheus]="tools/prometheus" [alertmanager]="tools/alertmanager"
   [pause]="images/pause images/oci-archive" [postgres]="images/postgres images/oci-archive"
   [image-store]="images lib/images.sh"
 )
 declare -A artifact_cost=(
   [kube]="7 to 10 minutes the first time, half a minute from Go's own cache" [etcd]="1 minute" [coredns]="2 minutes" [helm]="3 minutes"
+  [prometheus]="6 minutes" [alertmanager]="2 minutes"
   [provisioner]="10 seconds after kube, 1 minute before it" [pause]="1 second" [postgres]="2 minutes, mostly download" [image-store]="5 seconds"
 )
 # What a cluster needs; helm is for those who install a chart.
 cluster_artifacts=(kube etcd coredns provisioner pause postgres image-store)
 all_artifacts=("${cluster_artifacts[@]}" helm)
+# Only the tests of alerts and dashboards need these.
+more_artifacts=(prometheus alertmanager)
 
 go_build() { # module output ldflags
   (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$2/$1" .)
@@ -31,6 +35,17 @@ build_kube() {
 build_etcd() { go_build etcd "$1" ""; }
 build_coredns() { go_build coredns "$1" ""; }
 build_provisioner() { go_build provisioner "$1" ""; }
+go_tool() { # module output package flags...
+  (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w" "${@:4}" -o "$2/${3##*/}" "$3")
+}
+# Of the ways to find targets only that of Kubernetes; nobody looks at the pages that are built elsewhere.
+build_prometheus() {
+  local tool
+  for tool in prometheus promtool; do
+    go_tool prometheus "$1" github.com/prometheus/prometheus/cmd/$tool -tags remove_all_sd,enable_kubernetes_sd
+  done
+}
+build_alertmanager() { go_tool alertmanager "$1" github.com/prometheus/alertmanager/cmd/alertmanager; }
 build_helm() { (cd "$here/tools/helm" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/helm" helm.sh/helm/v4/cmd/helm); }
 
 build_pause() {
@@ -54,10 +69,11 @@ build_image-store() { fill_image_store "$1" "$(artifact pause)/image.tar" "$(art
 # The folder of an artifact, there or not.
 artifact() { # name
   local name=$1 input key
-  [ -n "${artifact_inputs[$name]:-}" ] || die "there is no artifact '$name'; there are: ${all_artifacts[*]}"
+  [ -n "${artifact_inputs[$name]:-}" ] || die "there is no artifact '$name'; there are: ${all_artifacts[*]} ${more_artifacts[*]}"
   key=$({
     # Image builds depend on what they are built from, Go builds on the compiler too.
     declare -f "build_$name" go_build
+    case $name in prometheus | alertmanager) declare -f go_tool ;; esac
     case ${artifact_inputs[$name]} in tools/*) go env GOVERSION GOARCH; echo "$KUBERNETES_VERSION" ;; esac
     for input in ${artifact_inputs[$name]}; do find "$here/$input" -type f -print0 | LC_ALL=C sort -z | (cd "$here" && xargs -0 sha256sum | sed "s: $here/: :"); done
   } | sha256sum)

@@ -9,7 +9,7 @@ mod client;
 mod dump;
 pub mod election;
 mod idle;
-mod program;
+pub(crate) mod program;
 mod store;
 pub(crate) mod suite;
 mod terminal;

@@ -87,6 +87,11 @@ impl Suite {
         self.keep
     }
 
+    /// The helm that everything is installed with.
+    pub fn helm(&self) -> &Path {
+        &self.helm
+    }
+
     /// Runs kubectl as the administrator.
     pub async fn kubectl(&self, arguments: &[&str], input: &str) -> Result<Said> {
         let kubeconfig = self.cluster.kubeconfig().to_string_lossy().into_owned();
@@ -179,7 +184,7 @@ pub fn root() -> &'static Path {
 }
 
 /// Runs a script of this repository; its progress is shown.
-async fn script(path: &str, arguments: &[&str]) -> Result<String> {
+pub async fn script(path: &str, arguments: &[&str]) -> Result<String> {
     let said = run(BUILD, &root().join(path), arguments, "").await?;
     said.ok().map_err(|error| format!("{path}: {error}").into())
 }
