@@ -117,6 +117,16 @@ crds: ## Write the CustomResourceDefinitions of the sources into crds/ and the c
 	  END { flush() }'
 	@cp crds/*.yaml charts/hello-operator/files/crds/
 
+.PHONY: manifests
+manifests: ## Write deploy/operator.yaml, for people without helm, from the chart
+	@mkdir -p deploy
+	@{ echo "# Hello Operator without helm: kubectl apply --server-side -f deploy/operator.yaml"; \
+	  echo "# Rendered from the chart by 'make manifests'; set the image to one that your cluster can pull."; \
+	  printf -- '---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: hello-system\n'; \
+	  $$(. tests/cluster/lib/common.sh && . tests/cluster/lib/artifacts.sh && artifact helm)/helm \
+	    template hello-operator charts/hello-operator -n hello-system --set crds.keep=false \
+	    | sed -e '/helm.sh\/chart:/d' -e '/app.kubernetes.io\/instance:/d' -e 's/managed-by: Helm/managed-by: kubectl/'; } >deploy/operator.yaml
+
 .PHONY: demo image
 PROFILE ?= quick
 demo: ## From nothing to a replicated PostgreSQL on a local cluster; or on yours: CONTEXT=... IMAGE=...

@@ -124,6 +124,36 @@ fn the_dashboards_come_as_they_are() {
     }
 }
 
+/// For people without helm.
+#[test]
+fn operator_yaml_is_what_the_chart_renders() {
+    let Some(helm) = helm() else { return };
+    let path = root().join("deploy/operator.yaml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, objects) = text.split_once("---\n").unwrap();
+    assert!(head.starts_with('#') && head.contains("make manifests"));
+    let rendered = render(helm, &["--set", "crds.keep=false"]);
+    let (wanted, found) = (documents(&rendered), documents(objects));
+    let (namespace, found) = found.split_first().unwrap();
+    assert_eq!((&namespace["kind"], &namespace["metadata"]["name"]), (&"Namespace".into(), &"hello-system".into()));
+    // Nobody manages it with helm.
+    let label = |object: &Value| object["metadata"]["labels"]["app.kubernetes.io/managed-by"].clone();
+    assert!(found.iter().all(|object| label(object) != "Helm"));
+    let plain = |object: &Value| {
+        let mut object = object.clone();
+        for labels in ["/metadata/labels", "/spec/template/metadata/labels"] {
+            if let Some(Value::Object(labels)) = object.pointer_mut(labels) {
+                labels.retain(|key, _| {
+                    !["app.kubernetes.io/managed-by", "helm.sh/chart", "app.kubernetes.io/instance"].contains(&&**key)
+                });
+            }
+        }
+        object
+    };
+    let same = wanted.iter().map(plain).eq(found.iter().map(plain));
+    assert!(same, "deploy/operator.yaml is not what the chart renders: run 'make manifests'");
+}
+
 #[test]
 fn namespaces_render_as_agreed_and_ask_for_nothing_beyond_them() {
     let Some(helm) = helm() else { return };
@@ -176,10 +206,11 @@ fn every_value_has_an_effect_and_is_set_in_the_full_values() {
     }
 }
 
-const GROUPS: [&str; 7] = ["/image", "/crds", "/logging", "/tracing", "/monitors", "/alerts", "/dashboards"];
+const GROUPS: [&str; 8] =
+    ["/image", "/crds", "/logging", "/tracing", "/monitors", "/alerts", "/dashboards", "/networkPolicy"];
 
 /// Groups of values that are off by default.
-const OFF: [&str; 3] = ["monitors", "alerts", "dashboards"];
+const OFF: [&str; 4] = ["monitors", "alerts", "dashboards", "networkPolicy"];
 
 /// Every value that is not an object with keys, with its JSON pointer; resources, selectors and lists are values.
 fn leaves(path: &str, value: &Value) -> Vec<(String, Value)> {
@@ -204,6 +235,8 @@ fn the_schema_refuses_what_has_no_meaning() {
         ("crds.managed=true", "managed"),
         ("logging.format=xml", "format"),
         ("watchNamespaces={Shop}", "watchNamespaces"),
+        ("networkPolicy.from[0].pod=x", "pod"),
+        ("priorityClassName=High Priority", "priorityClassName"),
         ("tracing.endpoint=collector:4317", "endpoint"),
         ("tracing.endpoint=https://collector:4317", "endpoint"),
         ("resources.limit.memory=1Gi", "limit"),
