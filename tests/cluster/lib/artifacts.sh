@@ -7,20 +7,20 @@ KUBERNETES_VERSION=v1.36.3
 
 declare -A artifact_inputs=(
   [kube]="tools/kube" [etcd]="tools/etcd" [coredns]="tools/coredns" [helm]="tools/helm" [provisioner]="tools/provisioner"
-  [prometheus]="tools/prometheus" [alertmanager]="tools/alertmanager"
+  [prometheus]="tools/prometheus" [alertmanager]="tools/alertmanager" [monitoring-crds]="tools/monitoring-crds"
   [pause]="images/pause images/oci-archive" [postgres]="images/postgres images/oci-archive"
   [image-store]="images lib/images.sh"
 )
 declare -A artifact_cost=(
   [kube]="7 to 10 minutes the first time, half a minute from Go's own cache" [etcd]="1 minute" [coredns]="2 minutes" [helm]="3 minutes"
-  [prometheus]="6 minutes" [alertmanager]="2 minutes"
+  [prometheus]="6 minutes" [alertmanager]="2 minutes" [monitoring-crds]="5 seconds"
   [provisioner]="10 seconds after kube, 1 minute before it" [pause]="1 second" [postgres]="2 minutes, mostly download" [image-store]="5 seconds"
 )
 # What a cluster needs; helm is for those who install a chart.
 cluster_artifacts=(kube etcd coredns provisioner pause postgres image-store)
 all_artifacts=("${cluster_artifacts[@]}" helm)
 # Only the tests of alerts and dashboards need these.
-more_artifacts=(prometheus alertmanager)
+more_artifacts=(prometheus alertmanager monitoring-crds)
 
 go_build() { # module output ldflags
   (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$2/$1" .)
@@ -46,6 +46,14 @@ build_prometheus() {
   done
 }
 build_alertmanager() { go_tool alertmanager "$1" github.com/prometheus/alertmanager/cmd/alertmanager; }
+# The definitions of the Prometheus operator, without the operator.
+build_monitoring-crds() {
+  local module kind
+  module=$(cd "$here/tools/monitoring-crds" && GOFLAGS='' go mod download -json github.com/prometheus-operator/prometheus-operator | jq -r .Dir)
+  for kind in prometheusrules servicemonitors podmonitors; do
+    install -m 644 "$module/example/prometheus-operator-crd/monitoring.coreos.com_$kind.yaml" "$1"
+  done
+}
 build_helm() { (cd "$here/tools/helm" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/helm" helm.sh/helm/v4/cmd/helm); }
 
 build_pause() {

@@ -3,6 +3,7 @@
 #![allow(clippy::indexing_slicing, reason = "what has another shape fails the test")]
 
 mod alerts;
+mod chart;
 mod dashboards;
 mod prometheus;
 

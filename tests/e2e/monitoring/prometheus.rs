@@ -178,8 +178,8 @@ async fn receive(State(messages): State<Messages>, Json(message): Json<Value>) {
     messages.lock().unwrap_or_else(PoisonError::into_inner).extend(alerts);
 }
 
-/// The folder of a program that `tests/cluster/build` makes once.
-async fn tool(name: &str) -> Result<PathBuf> {
+/// The folder of something that `tests/cluster/build` makes once.
+pub async fn tool(name: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(script("tests/cluster/build", &["--path", name]).await?))
 }
 
