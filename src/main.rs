@@ -51,7 +51,10 @@ fn run_ctl(args: CtlArgs) -> ExitCode {
     let outcome = runtime.block_on(ctl::run(args));
     // A thread that reads from the terminal must not keep the process.
     runtime.shutdown_background();
-    outcome.unwrap_or_else(|error| finish(Err(error)))
+    outcome.unwrap_or_else(|error| {
+        tell(&format!("error: {error}"));
+        ExitCode::FAILURE
+    })
 }
 
 /// Two threads: the operator waits nearly always.
@@ -92,13 +95,17 @@ fn print(text: String) {
     print!("{text}");
 }
 
-#[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
 fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hello-operator: {error}");
+            tell(&format!("hello-operator: {error}"));
             ExitCode::FAILURE
         }
     }
+}
+
+#[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
+fn tell(text: &str) {
+    eprintln!("{text}");
 }

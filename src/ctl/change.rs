@@ -17,6 +17,7 @@ pub async fn promote(session: &Session, args: &PromoteArgs) -> Result<(), Error>
     let object = session.read(&args.name).await?.object;
     let (_, instance) = instance(&object, &args.instance)?;
     running(&object)?;
+    let before = object.status.as_ref().and_then(|status| status.primary.clone());
     let changed = session.change(&object, json!({"spec": {"primary": instance}})).await?;
     let generation = changed.metadata.generation;
     if args.patience.no_wait {
@@ -39,10 +40,13 @@ pub async fn promote(session: &Session, args: &PromoteArgs) -> Result<(), Error>
     .await?;
     let (term, timeline, last) = done;
     let timeline = timeline.map(|timeline| format!(", timeline {timeline}")).unwrap_or_default();
-    let took = last
-        .filter(|last| last.term == term && last.to == instance)
-        .map(|last| format!("; it took over from {} in {} s", last.from, last.duration_seconds));
-    let took = took.unwrap_or_else(|| "; nothing changed hands".into());
+    let took = match last.filter(|last| last.term == term && last.from != instance) {
+        _ if before.is_some_and(|before| before.instance == instance && before.term == term) => {
+            "; it was that already".to_owned()
+        }
+        Some(last) => format!("; it took over from {} in {} s", last.from, last.duration_seconds),
+        None => String::new(),
+    };
     answer(&format!(
         "{instance} is the primary (term {term}{timeline}){took}. It stays wanted: spec.primary names it\n"
     ))
@@ -71,7 +75,8 @@ pub async fn restart(session: &Session, args: &RestartArgs) -> Result<(), Error>
         let fresh = object.metadata.resource_version != before;
         let progressing = condition(object, "Progressing");
         let at_it = progressing.is_some_and(|condition| condition.status == "True");
-        began = began || fresh && at_it;
+        // What it was at before is not the restart.
+        began = began || fresh && at_it && progressing.is_some_and(|condition| condition.reason == "Rolling");
         match progressing {
             // The annotation is no part of the generation: that the operator has seen it shows when it begins.
             Some(condition) if !began => Look::Still(format!("waits for the operator ({})", condition.message)),

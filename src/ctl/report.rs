@@ -100,7 +100,7 @@ async fn secrets(session: &Session, object: &HelloOperator, bundle: &mut Bundle)
     for secret in &found {
         let _ = writeln!(listing, "{}", secret.name_any());
         for (key, value) in secret.data.iter().flatten() {
-            let _ = writeln!(listing, "  {key}: {} bytes", value.0.len());
+            let _ = writeln!(listing, "  {key}, {} bytes", value.0.len());
             if !PUBLIC.contains(&key.as_str()) {
                 values.push(STANDARD.encode(&value.0));
                 values.extend(String::from_utf8(value.0.clone()));

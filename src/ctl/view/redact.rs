@@ -82,9 +82,7 @@ impl Redact {
         let lower = name.to_lowercase();
         // Statements hold passwords in forms of their own.
         let statements = lower == "initsql";
-        let secret = ["password", "passwd", "secretaccesskey", "apikey", "api_key", "credential_value"]
-            .iter()
-            .any(|word| lower.ends_with(word))
+        let secret = ["password", "secretaccesskey", "apikey", "api_key"].iter().any(|word| lower.ends_with(word))
             || ["token", "data"].contains(&lower.as_str()) && value.is_string();
         match value {
             Value::Array(items) if statements => json!(format!("{REDACTED}: {} statements", items.len())),
@@ -127,9 +125,11 @@ fn after_word(line: &str, word: &str) -> String {
     let mut from = 0;
     while let Some(found) = lower.get(from..).and_then(|rest| rest.find(word)) {
         let after = from + found + word.len();
+        // `automountServiceAccountToken` is none.
+        let begins = !line.get(..from + found).is_some_and(|before| before.ends_with(char::is_alphanumeric));
         out.push_str(line.get(from..after).unwrap_or_default());
         let rest = line.get(after..).unwrap_or_default();
-        let (gap, value) = value_of(rest);
+        let (gap, value) = if begins || word != "token" { value_of(rest) } else { (0, 0) };
         out.push_str(rest.get(..gap).unwrap_or_default());
         if value > 0 {
             out.push_str(REDACTED);
@@ -173,7 +173,11 @@ fn value_of(rest: &str) -> (usize, usize) {
         None if signed.len() < spaced.len() => {
             let gap = rest.len() - value.len();
             let end = value.find(|c: char| c.is_whitespace() || ",;&\"'}".contains(c)).unwrap_or(value.len());
-            (gap, end)
+            // In JSON, the fields of a secret are hidden one by one.
+            let inner = value.strip_prefix(['{', '[']).map(|inner| inner.chars().next());
+            let nested =
+                inner.is_some_and(|next| next.is_none_or(|next| next.is_whitespace() || "\"{}[]".contains(next)));
+            if nested { (0, 0) } else { (gap, end) }
         }
         None => (0, 0),
     }
@@ -202,6 +206,10 @@ mod tests {
             ("password authentication failed for user \"app\"", "password authentication failed for user \"app\""),
             ("Bearer token: abc.def", "Bearer token: [redacted]"),
             ("PASSWORD", "PASSWORD"),
+            (r#""automountServiceAccountToken": true"#, r#""automountServiceAccountToken": true"#),
+            (r#""password": {"name": "x"}"#, r#""password": {"name": "x"}"#),
+            ("password={curly", "password=[redacted]"),
+            ("password=[redacted] x", "password=[redacted] x"),
         ] {
             assert_eq!(redact.text(line), shown);
         }
