@@ -71,17 +71,7 @@ impl Session {
             Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::erase::<HelloOperator>(&()));
         let what = format!("HelloOperator {name} in namespace {} cannot be read", self.namespace);
         let raw = call(what, objects.get(name)).await?;
-        // Our definition always fills it. Without it another one stands over ours, and the next write of this object would
-        // erase what only the store still has.
-        if !raw.data.get("spec").is_some_and(Value::is_object) {
-            return Err(Error::Refused(format!(
-                "HelloOperator {name} reads without its spec: another definition of the same name stands over ours, and nothing is shown or written until ours is back (hello-operator crds | kubectl apply -f -)"
-            )));
-        }
-        let object = raw.clone().try_parse::<HelloOperator>().map_err(|error| {
-            Error::Refused(format!("HelloOperator {name} cannot be understood: is this tool older than it? {error}"))
-        })?;
-        Ok(Read { raw, object })
+        understand(name, raw)
     }
 
     /// Changes an object that was read, if it is still the same one.
@@ -115,6 +105,21 @@ impl Session {
     }
 }
 
+/// An object as we know it.
+fn understand(name: &str, raw: DynamicObject) -> Result<Read, Error> {
+    // Our definition always fills the spec. Without it another one stands over ours, and the next write of this object would
+    // erase what only the store still has.
+    if !raw.data.get("spec").is_some_and(Value::is_object) {
+        return Err(Error::Refused(format!(
+            "HelloOperator {name} reads without its spec: another definition of the same name stands over ours, and nothing is shown or written until ours is back (hello-operator crds | kubectl apply -f -)"
+        )));
+    }
+    let object = raw.clone().try_parse::<HelloOperator>().map_err(|error| {
+        Error::Refused(format!("HelloOperator {name} cannot be understood: is this tool older than it? {error}"))
+    })?;
+    Ok(Read { raw, object })
+}
+
 /// Writes an answer.
 pub fn answer(text: &str) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
@@ -127,4 +132,23 @@ pub fn answer(text: &str) -> Result<(), Error> {
 pub fn tell(text: &str) {
     // That nobody hears it changes nothing of what is done.
     let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_under_a_bare_definition_is_neither_shown_nor_written() {
+        let object = |extra: Value| {
+            let mut object = json!({"apiVersion": "terry.com/v1", "kind": "HelloOperator", "metadata": {"name": "db"}});
+            object.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            understand("db", serde_json::from_value(object).unwrap()).map_err(|error| error.to_string())
+        };
+        assert!(object(json!({"spec": {}})).is_ok());
+        let refused = object(json!({})).err().unwrap();
+        assert!(refused.contains("another definition of the same name"), "{refused}");
+        let refused = object(json!({"spec": {"state": "Sleeping"}})).err().unwrap();
+        assert!(refused.contains("is this tool older"), "{refused}");
+    }
 }

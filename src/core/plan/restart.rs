@@ -3,6 +3,7 @@
 use super::pods::{serves, unsettled};
 use super::{Action, Doing, Plan};
 use crate::api::agent::{ClusterConfig, Report, RestartCommand, SwitchoverCommand};
+use crate::api::names::{ANNOTATION_RESTART, ANNOTATION_RESTART_ONE};
 use crate::api::spec::State;
 use crate::core::build::Scope;
 use crate::core::world::{Known, ObjectFacts, World};
@@ -22,7 +23,7 @@ pub fn wish(object: &ObjectFacts, ordinal: u8) -> Option<String> {
 
 /// Whether one of these wishes, which were carried out, has what is asked for now. An annotation that is removed asks for
 /// nothing; whatever a value holds, the wish that was made of it has it.
-fn asked(object: &ObjectFacts, ordinal: u8, carried_out: &[&str]) -> Option<&'static str> {
+fn asked(object: &ObjectFacts, ordinal: u8, carried_out: &[&str]) -> Option<String> {
     let all = object.restart.as_deref().is_some_and(|all| {
         let has = |done: &&str| done.strip_prefix(all).is_some_and(|rest| rest.is_empty() || rest.starts_with(ALONE));
         !carried_out.iter().any(has)
@@ -32,8 +33,8 @@ fn asked(object: &ObjectFacts, ordinal: u8, carried_out: &[&str]) -> Option<&'st
         !carried_out.iter().any(has)
     });
     match (all, one) {
-        (true, _) => Some("the annotation terry.com/restart asks for it"),
-        (false, true) => Some("the annotation terry.com/restart-<its number> asks for it"),
+        (true, _) => Some(format!("the annotation {ANNOTATION_RESTART} asks for it")),
+        (false, true) => Some(format!("the annotation {ANNOTATION_RESTART_ONE}{ordinal} asks for it")),
         (false, false) => None,
     }
 }
@@ -95,7 +96,7 @@ fn why(world: &World, ordinal: u8, report: &Report, config: &ClusterConfig) -> O
     let fresh = pod.and_then(|pod| pod.restart.as_deref());
     let carried_out: Vec<&str> = obeyed.into_iter().chain(fresh).collect();
     if let Some(why) = asked(&world.object, ordinal, &carried_out) {
-        return Some(why.into());
+        return Some(why);
     }
     let current = report.config_generation == config.generation;
     (current && !report.pending_restart.is_empty())
