@@ -32,7 +32,7 @@ check: ## Format, lints, unit and property tests, directions, chart: no cluster 
 	cargo fmt --check
 	cargo clippy --locked --lib --bins -- -D warnings
 	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic -A clippy::print_stdout -A clippy::print_stderr
-	cargo test --locked --lib --bins --test architecture --test chart --test crds --test docs --test monitoring
+	cargo test --locked --lib --bins --test architecture --test chart --test crds --test ctl --test docs --test monitoring
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
 
 test: check alerts sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this

@@ -1,5 +1,7 @@
 //! Flags and environment, typed, read in this one place.
 
+pub mod ctl;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -48,6 +50,8 @@ pub enum Command {
     Crds,
     /// Prints what a reconcile of one object would do, with the reasons, and does nothing.
     Plan(PlanArgs),
+    /// Looks at, and after, clusters with your own rights: the same as `kubectl hello`.
+    Ctl(ctl::CtlArgs),
 }
 
 /// How to log; the same for every program.

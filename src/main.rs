@@ -5,30 +5,56 @@ use std::process::ExitCode;
 use clap::Parser;
 use hello_operator::agent;
 use hello_operator::api::crd;
+use hello_operator::config::ctl::{CtlArgs, Plugin};
 use hello_operator::config::{Cli, Command, LogArgs, TelemetryEnv, cloud_identity};
+use hello_operator::ctl;
 use hello_operator::operator;
 use hello_operator::telemetry;
 
 fn main() -> ExitCode {
+    if ctl::called_as_plugin(std::env::args_os().next().as_deref()) {
+        return run_ctl(Plugin::parse().ctl);
+    }
     let cli = Cli::parse();
     // First, and with nothing of what the others need: they stay small.
     match cli.command {
         Command::Killer(args) => return finish(agent::killer::run(args.agent)),
         Command::Archive(args) => return agent::archive::client::archive(&args.socket, &args.path),
         Command::Fetch(args) => return agent::archive::client::fetch(&args.socket, &args.name, &args.to),
+        Command::Ctl(args) => return run_ctl(args),
         _ => {}
     }
-    // Several crates bring TLS; they share this one provider. It fails only if there is one already.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    provide_tls();
     match cli.command {
         Command::Run(args) => finish(block_on(operator::run(args, cli.log))),
         Command::Agent(args) => run_agent(&cli.log, agent::run(args, cloud_identity())),
         Command::Verify(args) => run_agent(&cli.log, agent::verify::run(args, cloud_identity())),
-        Command::Killer(_) | Command::Archive(_) | Command::Fetch(_) => ExitCode::FAILURE,
+        Command::Killer(_) | Command::Archive(_) | Command::Fetch(_) | Command::Ctl(_) => ExitCode::FAILURE,
         Command::Inject(args) => finish(agent::inject(&args.to)),
         Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
         Command::Plan(args) => finish(block_on(operator::show(args)).map(print)),
     }
+}
+
+/// Several crates bring TLS; they share this one provider. It fails only if there is one already.
+fn provide_tls() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}
+
+/// The tool of users. What it says goes to a person: it logs nothing.
+fn run_ctl(args: CtlArgs) -> ExitCode {
+    provide_tls();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return finish(Err(error)),
+    };
+    let outcome = runtime.block_on(ctl::run(args));
+    // A thread that reads from the terminal must not keep the process.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| {
+        tell(&format!("error: {error}"));
+        ExitCode::FAILURE
+    })
 }
 
 /// Two threads: the operator waits nearly always.
@@ -69,13 +95,17 @@ fn print(text: String) {
     print!("{text}");
 }
 
-#[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
 fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hello-operator: {error}");
+            tell(&format!("hello-operator: {error}"));
             ExitCode::FAILURE
         }
     }
+}
+
+#[expect(clippy::print_stderr, reason = "the reason for the exit code, also when logging never began")]
+fn tell(text: &str) {
+    eprintln!("{text}");
 }

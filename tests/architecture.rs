@@ -11,7 +11,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 /// Each part of the house, and what it may name of the others. `main` and `lib` may name all.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("api", &[]),
     ("engine", &["api"]),
     ("core", &["api", "engine"]),
@@ -21,10 +21,12 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("backup", &["api"]),
     ("operator", &["api", "engine", "core", "config", "leader", "telemetry"]),
     ("agent", &["api", "engine", "core", "backup", "config", "telemetry"]),
+    // A user's own tool: it shows what is published, and decides nothing that the operator decides.
+    ("ctl", &["api", "config"]),
 ];
 
 /// Where everything is decided and nothing done.
-const PURE: [&str; 4] = ["api", "engine", "core", "leader/state.rs"];
+const PURE: [&str; 5] = ["api", "engine", "core", "leader/state.rs", "ctl/view"];
 
 /// What the pure layers may name of other crates; whatever is not here is a client, a runtime, or needs a thought first.
 const PURE_MAY: [&str; 20] = [
@@ -389,6 +391,8 @@ fn wrong_arrows_are_found() {
         ("engine/x.rs", "#[serde(with = \"x\", default = crate::core::x)] struct S;", "crate::core::x"),
         ("operator/x.rs", "use crate::backup::store::Store;", "crate::backup::store::Store"),
         ("backup/x.rs", "use crate::engine::postgres;", "crate::engine::postgres"),
+        ("ctl/x.rs", "use crate::core::plan::plan;", "crate::core::plan::plan"),
+        ("ctl/x.rs", "use crate::operator::show;", "crate::operator::show"),
         ("attic/x.rs", "", ""),
     ] {
         assert_eq!(refused(file, snippet), [path], "{file}: {snippet}");
@@ -412,7 +416,7 @@ fn impure_names_are_found() {
         ("use std::time::*;", "std::time::*"),
         ("fn f(_: reqwest_is_not_a_dependency::X, _: hyper::Error) {}", "hyper::Error"),
     ] {
-        for file in ["api/x.rs", "engine/postgres/x.rs", "core/x.rs", "leader/state.rs"] {
+        for file in ["api/x.rs", "engine/postgres/x.rs", "core/x.rs", "leader/state.rs", "ctl/view/x.rs"] {
             assert!(
                 refused(file, snippet).contains(&path.to_owned()),
                 "{file}: {snippet}: {:?}",

@@ -52,6 +52,8 @@ pub const ANNOTATION_SECRETS: &str = "terry.com/secrets";
 pub const ANNOTATION_ROTATE_PASSWORDS: &str = "terry.com/rotate-passwords";
 /// Annotation of a HelloOperator: any new value restarts PostgreSQL, replicas first.
 pub const ANNOTATION_RESTART: &str = "terry.com/restart";
+/// Before the ordinal of an instance, the annotation that restarts this one alone: `terry.com/restart-2`.
+pub const ANNOTATION_RESTART_ONE: &str = "terry.com/restart-";
 /// Annotation of a HelloOperator: a human accepts that acknowledged writes are lost, so that an election that is blocked at
 /// this term can be decided. It counts once: the next term is another.
 pub const ANNOTATION_ACCEPT_LOSS: &str = "terry.com/accept-data-loss";

@@ -187,6 +187,8 @@ pub struct ObjectFacts {
     pub unreadable: Option<String>,
     /// Value of [`crate::api::names::ANNOTATION_RESTART`].
     pub restart: Option<String>,
+    /// Values of [`crate::api::names::ANNOTATION_RESTART_ONE`], by ordinal.
+    pub restart_one: BTreeMap<u8, String>,
     /// Value of [`crate::api::names::ANNOTATION_ROTATE_PASSWORDS`].
     pub rotate_passwords: Option<String>,
     /// Value of [`crate::api::names::ANNOTATION_ACCEPT_LOSS`].
@@ -206,6 +208,7 @@ impl ObjectFacts {
             spec: None,
             unreadable: None,
             restart: None,
+            restart_one: BTreeMap::new(),
             rotate_passwords: None,
             accept_loss: None,
             status: None,
@@ -234,7 +237,7 @@ pub struct PodFacts {
     pub template: Option<Value>,
     /// [`crate::api::names::ANNOTATION_SECRETS`].
     pub secrets: Option<String>,
-    /// [`crate::api::names::ANNOTATION_RESTART`] as of its creation.
+    /// What the object's annotations asked of this instance when the Pod was made ([`crate::core::plan::restart::wish`]).
     pub restart: Option<String>,
     /// [`crate::api::names::LABEL_ROLE`].
     pub role: Option<String>,

@@ -5,7 +5,10 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 
 use super::mirror::{ClusterKey, Facts};
-use crate::api::names::{ANNOTATION_ACCEPT_LOSS, ANNOTATION_RESTART, ANNOTATION_ROTATE_PASSWORDS, Names};
+use crate::api::names::{
+    ANNOTATION_ACCEPT_LOSS, ANNOTATION_RESTART, ANNOTATION_RESTART_ONE, ANNOTATION_ROTATE_PASSWORDS, MAX_INSTANCES,
+    Names,
+};
 use crate::api::spec::{HelloOperatorSpec, State};
 use crate::api::status::HelloOperatorStatus;
 use crate::core::world::ObjectFacts;
@@ -38,6 +41,7 @@ pub struct Entry {
     pub body: Option<Box<str>>,
     spec: Spec,
     restart: Option<Box<str>>,
+    restart_one: Box<[(u8, Box<str>)]>,
     rotate: Option<Box<str>>,
     accept_loss: Option<Box<str>>,
     status: Option<Box<str>>,
@@ -46,8 +50,16 @@ pub struct Entry {
 impl Facts for Entry {
     fn differs(&self, next: &Self) -> bool {
         // Our own writes of the status are no news.
-        (&self.uid, self.generation, &self.spec, &self.restart, &self.rotate, &self.accept_loss)
-            != (&next.uid, next.generation, &next.spec, &next.restart, &next.rotate, &next.accept_loss)
+        (&self.uid, self.generation, &self.spec, &self.restart, &self.restart_one, &self.rotate, &self.accept_loss)
+            != (
+                &next.uid,
+                next.generation,
+                &next.spec,
+                &next.restart,
+                &next.restart_one,
+                &next.rotate,
+                &next.accept_loss,
+            )
             || (self.status.is_some() && next.status.is_none())
     }
 }
@@ -76,6 +88,9 @@ impl Entry {
             paused,
             greeted,
             restart: annotation(ANNOTATION_RESTART),
+            restart_one: (1..=MAX_INSTANCES)
+                .filter_map(|ordinal| Some((ordinal, annotation(&format!("{ANNOTATION_RESTART_ONE}{ordinal}"))?)))
+                .collect(),
             rotate: annotation(ANNOTATION_ROTATE_PASSWORDS),
             accept_loss: annotation(ANNOTATION_ACCEPT_LOSS),
             spec: match parsed {
@@ -123,6 +138,7 @@ impl Entry {
                 Spec::Absent | Spec::Text(_) => None,
             },
             restart: self.restart.as_deref().map(Into::into),
+            restart_one: self.restart_one.iter().map(|(ordinal, value)| (*ordinal, value.to_string())).collect(),
             rotate_passwords: self.rotate.as_deref().map(Into::into),
             accept_loss: self.accept_loss.as_deref().map(Into::into),
             status: self.status(),
@@ -147,6 +163,9 @@ impl Entry {
             if before != after {
                 changes.push(format!("annotation {name}"));
             }
+        }
+        if self.restart_one != next.restart_one {
+            changes.push(format!("annotation {ANNOTATION_RESTART_ONE}<number>"));
         }
         (!changes.is_empty()).then(|| changes.join(", "))
     }

@@ -105,8 +105,10 @@ impl Sources {
                 return Err(format!("no file {word}"));
             }
             if let Some((_, name)) = word.split_once("terry.com/").filter(|(before, _)| before.is_empty()) {
-                let name = name.split(['=', ' ']).next().unwrap_or_default().trim_end_matches('-');
-                if name != "v1" && !self.names.contains(&format!("\"terry.com/{name}\"")) {
+                let name = name.split(['=', ' ']).next().unwrap_or_default();
+                // An instance's number may follow; a hyphen at the end removes it.
+                let name = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-');
+                if name != "v" && !self.names.contains(&format!("\"terry.com/{name}\"")) {
                     return Err(format!("no label or annotation {name}"));
                 }
             }

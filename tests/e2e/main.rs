@@ -13,6 +13,7 @@ mod alone;
 mod backup;
 mod chaos;
 mod children;
+mod ctl;
 mod invalid;
 mod lifetime;
 mod monitoring;

@@ -92,7 +92,7 @@ pub struct Moment<'a> {
     pub agent_image: &'a str,
     /// Present hash of the mounted Secrets.
     pub secrets: &'a str,
-    /// Present value of the restart annotation: a new Pod needs no restart for it.
+    /// What the restart annotations ask of it now: a new Pod needs no restart for that.
     pub restart: Option<&'a str>,
 }
 

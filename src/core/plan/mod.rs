@@ -6,7 +6,7 @@ mod lease;
 mod members;
 mod pods;
 mod primary;
-mod restart;
+pub mod restart;
 mod secrets;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -124,8 +124,8 @@ fn create(world: &World, ordinal: u8, scope: Scope<'_>, plan: &mut Plan) {
         return;
     }
     let secrets = mounted_hash(world).unwrap_or_default();
-    let moment =
-        pod::Moment { agent_image: &world.agent_image, secrets: &secrets, restart: world.object.restart.as_deref() };
+    let wish = super::restart::wish(&world.object, ordinal);
+    let moment = pod::Moment { agent_image: &world.agent_image, secrets: &secrets, restart: wish.as_deref() };
     let child = pod::pod(scope, ordinal, moment);
     let mut needs: Vec<String> = SecretKind::ALL
         .iter()

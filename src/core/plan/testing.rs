@@ -37,6 +37,7 @@ pub fn empty(wanted: Value) -> World {
             spec: Some(spec(wanted)),
             unreadable: None,
             restart: None,
+            restart_one: BTreeMap::new(),
             rotate_passwords: None,
             accept_loss: None,
             status: None,

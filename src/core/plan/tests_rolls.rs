@@ -175,6 +175,33 @@ fn the_annotation_restarts_every_instance_once() {
 }
 
 #[test]
+fn an_instance_can_be_asked_alone_and_nothing_restarts_for_what_was_obeyed() {
+    let mut world = settled(json!({"instances": 3}));
+    let ask = |world: &mut World, ordinal, value: &str| world.object.restart_one.insert(ordinal, value.into());
+    ask(&mut world, 2, "a");
+    assert_eq!(restarts(&settle(&mut world)), [(2, true)]);
+    world.object.restart = Some("now".into());
+    assert_eq!(restarts(&settle(&mut world)), [(3, true), (2, true), (1, false)]);
+    ask(&mut world, 3, "b");
+    ask(&mut world, 2, "c");
+    let primary_last = restarts(&settle(&mut world));
+    assert_eq!(primary_last, [(3, true), (2, false)], "db-2 is primary since the restart of all");
+    // Annotations that go ask for nothing, in whatever order.
+    world.object.restart_one.remove(&3);
+    assert!(restarts(&settle(&mut world)).is_empty());
+    world.object.restart = None;
+    world.object.restart_one.remove(&2);
+    assert!(restarts(&settle(&mut world)).is_empty());
+    // A value that looks like what the operator makes of one restarts once, too.
+    world.object.restart = Some("x#@y#1".into());
+    assert_eq!(restarts(&settle(&mut world)).len(), 3);
+    // A new Pod is no reason to restart.
+    ask(&mut world, 1, "d");
+    present(&mut world.pods).remove(&1);
+    assert!(restarts(&settle(&mut world)).is_empty());
+}
+
+#[test]
 fn it_is_said_why_the_instance_that_should_be_primary_is_not() {
     let mut world = settled(json!({"instances": 3}));
     present(&mut world.pods).get_mut(&3).unwrap().ready = false;

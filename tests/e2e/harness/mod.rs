@@ -23,7 +23,7 @@ use futures::FutureExt;
 pub use case::{Case, condition, json_at};
 pub use client::ClientPod;
 pub use idle::writes_while_idle;
-pub use program::Said;
+pub use program::{Said, run};
 pub use store::{KEY as STORE_KEY, Store};
 pub use suite::{Suite, variable};
 pub use terminal::Terminal;
