@@ -119,7 +119,7 @@ crds: ## Write the CustomResourceDefinitions of the sources into crds/ and the c
 
 .PHONY: docs
 docs: ## Write docs/fields.md, every field of the resources, from crds/
-	@UPDATE_GOLDEN=1 cargo test --locked --quiet --test docs fields
+	@UPDATE_GOLDEN=1 cargo test --locked --quiet --test docs fields::
 
 .PHONY: manifests
 manifests: ## Write deploy/operator.yaml, for people without helm, from the chart

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use clap::CommandFactory as _;
 use clap::error::ErrorKind;
 use hello_operator::config::Cli;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::markdown::Page;
 use crate::names::{Schema, file};
@@ -51,6 +51,30 @@ fn blocks_parse() {
             assert!(output.status.success() && said.is_empty(), "{}: {said}\n{code}", path.display());
         }
     }
+}
+
+#[test]
+fn objects_have_fields_that_exist() {
+    let (operator, backup) = (Schema::of_resource("helloop"), Schema::of_resource("hellobk"));
+    let mut seen = 0;
+    for (path, text) in pages() {
+        for (_, code) in Page::of(&text).blocks.iter().filter(|(language, _)| language == "yaml") {
+            let mut object: Value =
+                serde_saphyr::from_str(&filled(code)).unwrap_or_else(|error| panic!("{code}: {error}"));
+            // A piece of one begins with its spec.
+            let kind = object["kind"].as_str().unwrap_or(if object["spec"].is_object() { "HelloOperator" } else { "" });
+            let schema = match kind {
+                "HelloOperator" => &operator,
+                "HelloBackup" => &backup,
+                _ => continue,
+            };
+            object = Value::Object(Map::from_iter([("spec".to_owned(), object["spec"].take())]));
+            let unknown: Vec<String> = if object["spec"].is_null() { Vec::new() } else { schema.unknown(&object) };
+            assert!(unknown.is_empty(), "{}: no such fields: {unknown:?}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen >= 4, "hardly anything was looked at: {seen}");
 }
 
 #[test]
@@ -125,7 +149,7 @@ impl Sources {
             ["hello-operator", rest @ ..] => program(rest, whole),
             ["kubectl", "hello", rest @ ..] => program(&[&["ctl"], rest].concat(), whole),
             ["kubectl", rest @ ..] => self.kubectl(rest),
-            ["helm", rest @ ..] => self.helm(rest),
+            ["helm", rest @ ..] | rest @ ["--set", _] => self.helm(rest),
             [flag] if flag.starts_with("--") && !whole => {
                 let name = flag.split('=').next().unwrap_or_default();
                 let known = FOREIGN.contains(&name) || has_flag(&Cli::command(), name);
@@ -263,6 +287,7 @@ fn mistakes_are_found() {
         "kubectl annotate helloop x terry.com/accept-dataloss=1",
         "kubectl apply -f examples/my-hello.yaml",
         "helm install x charts/hello-operator --set image.name=x",
+        "--set 'watchNamespace={shop}'",
         "storage.sizes",
         "--verbos",
     ] {

@@ -12,9 +12,8 @@ const KUBERNETES: [&str; 4] =
 
 const HEAD: &str = "# Every field\n\n\
     Written by `make docs` from [crds/](../crds), which a test holds; `kubectl explain helloop.spec` shows the same. Nothing in\n\
-    the spec of a HelloOperator is required. What stands under *refused unless* is checked by the API server, most of it in\n\
-    words; what it cannot know, the operator says in the condition `Degraded`. `[]` is each item of a list, `*` each key of a\n\
-    map. Fields of types of Kubernetes itself are in [its reference](https://kubernetes.io/docs/reference/kubernetes-api/).\n";
+    the spec of a HelloOperator is required. A rule is what the API server checks, in italics what it says when it refuses; what it\n\
+    cannot know, the operator says in the condition `Degraded`. `[]` is each item of a list, `*` each key of a map. Fields of types of Kubernetes itself are in [its reference](https://kubernetes.io/docs/reference/kubernetes-api/).\n";
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "whether to accept a change is asked like in the other tests")]
@@ -27,9 +26,9 @@ fn every_field_is_documented() {
         let kind = definition["spec"]["names"]["kind"].as_str().unwrap();
         write!(page, "\n## {kind}\n\n{}\n", plain(schema["description"].as_str().unwrap())).unwrap();
         for rule in rules(schema) {
-            write!(page, "\nRefused unless: {rule}.\n").unwrap();
+            write!(page, "\nRule: {rule}.\n").unwrap();
         }
-        page += "\n| field | type | default | meaning | refused unless |\n|---|---|---|---|---|\n";
+        page += "\n| field | type | default | meaning | rules |\n|---|---|---|---|---|\n";
         Writer::default().write(&mut page, "spec", &schema["properties"]["spec"], true);
         page += "\nThe status is the operator's:\n\n| field | type | meaning |\n|---|---|---|\n";
         Writer::default().write(&mut page, "status", &schema["properties"]["status"], false);
