@@ -11,7 +11,7 @@ use prometheus::{
 };
 
 use super::Error;
-use super::backups::{self, BackupState};
+use super::backups::{self, BackupOutcome, BackupState};
 use crate::api::Category;
 use crate::api::agent::HandOverReason;
 
@@ -71,6 +71,7 @@ pub struct OperatorMetrics {
     failover_duration: HistogramVec,
     clusters: Mutex<BTreeMap<(String, String), ClusterState>>,
     failovers: Mutex<Failovers>,
+    backups: Mutex<backups::Ended>,
 }
 
 /// Hand-overs by namespace and name of the cluster, counted by reason.
@@ -114,6 +115,7 @@ impl OperatorMetrics {
             )?,
             clusters: Mutex::default(),
             failovers: Mutex::default(),
+            backups: Mutex::default(),
             registry,
         };
         for outcome in Outcome::ALL {
@@ -188,6 +190,13 @@ impl OperatorMetrics {
         *reasons.entry(reason.as_str()).or_default() += 1;
     }
 
+    /// A backup of a cluster ended.
+    pub fn backed_up(&self, namespace: &str, cluster: &str, outcome: BackupOutcome) {
+        let mut backups = lock(&self.backups);
+        let outcomes = backups.entry((namespace.to_owned(), cluster.to_owned())).or_default();
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+
     /// What the gauges of one cluster show from now on.
     pub fn set_cluster(&self, namespace: &str, cluster: &str, state: ClusterState) {
         lock(&self.clusters).insert((namespace.to_owned(), cluster.to_owned()), state);
@@ -198,6 +207,7 @@ impl OperatorMetrics {
         let key = (namespace.to_owned(), cluster.to_owned());
         lock(&self.clusters).remove(&key);
         lock(&self.failovers).remove(&key);
+        lock(&self.backups).remove(&key);
     }
 
     /// Every metric in Prometheus' text format.
@@ -210,11 +220,11 @@ impl OperatorMetrics {
         // Written here and not by the library, which keeps about a kilobyte for each gauge: with thousands of clusters
         // that would be most of the operator's memory. Names are DNS labels, so nothing needs an escape.
         let (clusters, failovers) = (lock(&self.clusters), lock(&self.failovers));
-        let backed_up = clusters
-            .iter()
-            .filter_map(|((namespace, cluster), state)| Some(((namespace.as_str(), cluster.as_str()), state.backup?)));
+        let backed_up = clusters.iter().filter_map(|((namespace, cluster), state)| {
+            Some(((namespace.as_str(), cluster.as_str()), state.backup.as_ref()?))
+        });
         encode_clusters(&clusters, &mut text)
-            .and_then(|()| backups::encode(&backed_up.collect(), &mut text))
+            .and_then(|()| backups::encode(&backed_up.collect(), &lock(&self.backups), &mut text))
             .and_then(|()| encode_failovers(&clusters, &failovers, &mut text))
             .map_err(|error| prometheus::Error::Msg(error.to_string()))?;
         Ok(text)
@@ -367,8 +377,11 @@ mod tests {
             backup: Some(BackupState { last_success: Some(1_800_000_000), ..BackupState::default() }),
         };
         metrics.set_cluster("shop", "orders", state.clone());
-        metrics.set_cluster("shop", "users", state);
+        let failures = BTreeMap::from([("users-2".to_owned(), 3)]);
+        let backup = BackupState { archive_failures: failures, ..BackupState::default() };
+        metrics.set_cluster("shop", "users", ClusterState { backup: Some(backup), ..state });
         metrics.failed_over("shop", "orders", HandOverReason::Shutdown, 1.3);
+        metrics.backed_up("shop", "orders", BackupOutcome::Failed);
         let text = metrics.encode().unwrap();
         for line in [
             "# TYPE hello_cluster_instances gauge",
@@ -382,6 +395,10 @@ mod tests {
             "hello_cluster_failover_duration_seconds_bucket{reason=\"shutdown\",le=\"1.5\"} 1",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Ready\"} 0",
             "hello_cluster_backup_last_success_timestamp_seconds{namespace=\"shop\",cluster=\"orders\"} 1800000000",
+            "hello_cluster_backups_total{namespace=\"shop\",cluster=\"orders\",outcome=\"failed\"} 1",
+            "hello_cluster_backups_total{namespace=\"shop\",cluster=\"users\",outcome=\"failed\"} 0",
+            "hello_cluster_backups_total{namespace=\"shop\",cluster=\"orders\",outcome=\"completed\"} 0",
+            "hello_cluster_backup_archive_failures_total{namespace=\"shop\",cluster=\"users\",instance=\"users-2\"} 3",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Degraded\"} -1",
         ] {
             assert!(has(&text, line), "{line} is not in\n{text}");
@@ -406,6 +423,7 @@ mod tests {
             bytes: Some(1),
             stored_bytes: Some(1),
             entries: Some(1),
+            archive_failures: BTreeMap::from([("db-1".to_owned(), 0)]),
         };
         let state = ClusterState { lease_age: Some(1.0), backup: Some(backup), ..ClusterState::default() };
         metrics.set_cluster("shop", "orders", state);
