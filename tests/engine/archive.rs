@@ -98,11 +98,15 @@ fn a_replica_archives_no_segment_that_its_primary_still_writes() {
         // The archiver of a replica is told of the segment in which the stream ended, if its primary heard the last word of the
         // walreceiver: by chance, which is not left to chance here.
         std::fs::write(replica.wal().join("archive_status").join(format!("{segment}.ready")), "").unwrap();
-        // Nobody writes for long, so that it looks abandoned.
-        age(&replica.wal().join(&segment));
         replica.session.run("a look", "SELECT pg_reload_conf()").await.unwrap();
-        tokio::time::sleep(Duration::from_secs(6)).await;
-        assert!(!stored(&store, &segment), "{segment} is not full yet");
+        let asked = "SELECT FROM pg_stat_activity WHERE backend_type = 'archiver' AND wait_event = 'ArchiveCommand'";
+        until("the replica's archiver asks", async || replica.session.exists(asked).await.unwrap()).await;
+        for _ in 0..20 {
+            // Nobody writes for long, so that it looks abandoned.
+            age(&replica.wal().join(&segment));
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(!stored(&store, &segment), "{segment} is not full yet");
+        }
         // It is, and everybody goes on.
         let row = "SELECT pg_logical_emit_message(true, 'a', 'b'); SELECT pg_switch_wal()";
         session.run("the next segment", row).await.unwrap();
