@@ -105,6 +105,12 @@ bench: ## Measure the figures that we promise, print them and append them to doc
 bench-failover: ## Measure how long clients cannot write (N=10 OPERATOR=0 for none FIGURE=part of a name); docs/figures-failover.md
 	@export N='$(N)' OPERATOR='$(OPERATOR)'; $(call in_cluster,--test bench -- 'failover:$(FIGURE)')
 
+.PHONY: bench-backup
+bench-backup: ## Measure backup and restore beside pgBackRest and barman-cloud (SIZE=2048 in MB, N=3 rounds, ONLY=part of a tool's name); docs/figures-backup.md
+	@tests/engine/install
+	@export STORE BARMAN SIZE='$(SIZE)' N='$(N)' ONLY='$(ONLY)'; STORE=$$(tests/store/install); BARMAN=$$(tests/bench/backup/install); \
+	cargo test --locked --release --test bench-backup
+
 # --- what we ship
 
 .PHONY: crds

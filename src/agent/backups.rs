@@ -1,18 +1,19 @@
 //! Archive and backups in the agent's loop: what the archive shall do, the backup under way, and the look at the store.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::Error;
-use super::archive::{Archive, Wish};
+use super::archive::{Archive, Wish, Written};
 use super::base_backup::{self, Order, archive_id};
 use super::duties::Turn;
 use super::process::boottime;
 use super::run::{Agent, Event, Task};
-use crate::api::agent::CommandAnswer;
+use crate::api::agent::{CommandAnswer, Lsn};
 use crate::api::archive::{
     BackupCommand, BackupEnd, BackupReport, CancelBackupCommand, CatalogEntry, CatalogReport, StoreError, StoreReport,
 };
@@ -43,12 +44,15 @@ pub(super) struct Backups {
     ended: Vec<String>,
     /// Member and id of its archive.
     archive_id: Option<(String, String)>,
+    /// Instances that take one, by what they said last, with the position at which its WAL begins.
+    elsewhere: BTreeMap<String, Option<Lsn>>,
     restoring: Option<Arc<Progress>>,
 }
 
 struct UnderWay {
     report: BackupReport,
     progress: Arc<Progress>,
+    start: Arc<OnceLock<Lsn>>,
     cancel: Option<oneshot::Sender<()>>,
     _task: Task,
 }
@@ -64,6 +68,7 @@ impl Backups {
             looking: Turn::default(),
             ended: Vec::new(),
             archive_id: None,
+            elsewhere: BTreeMap::new(),
             restoring: None,
         }
     }
@@ -96,6 +101,7 @@ impl Backups {
                     done_bytes: progress.read(),
                     total_bytes: progress.total(),
                     stored_bytes: progress.stored(),
+                    start_lsn: under_way.start.get().copied(),
                     ..under_way.report.clone()
                 })
             }
@@ -140,6 +146,17 @@ impl Agent {
             primary: self.engine == EngineState::Primary,
             hurry: stops && !hibernates,
         });
+        // A standby whose primary is away has what it had, and what stops still archives.
+        if self.postmaster.is_none() {
+            self.backups.archive.written(None);
+        } else if let Some(status) = self.observation.as_ref().map(|seen| &seen.status) {
+            let standby = status.in_recovery;
+            if let (Some(timeline), Some(end)) =
+                (status.timeline, if standby { status.received } else { status.flushed })
+            {
+                self.backups.archive.written(Some(Written { timeline, end, standby }));
+            }
+        }
         let holds = self.tenure.as_ref().zip(self.terms.as_ref());
         let holds = holds.is_some_and(|(tenure, terms)| tenure.valid(boottime(), &terms.bounds));
         // Only who takes writes removes anything.
@@ -150,8 +167,9 @@ impl Agent {
         self.backups.looking.begin();
         let (archive, events, policy) =
             (self.backups.archive.clone(), self.events.clone(), Policy::of(&spec.retention));
+        let running = self.running_backups();
         tokio::spawn(async move {
-            let report = super::keep::look(&archive, &policy).await;
+            let report = super::keep::look(&archive, &policy, &running).await;
             let _ = events.send(Event::Catalog(Box::new(report))).await;
         });
     }
@@ -167,11 +185,28 @@ impl Agent {
         };
     }
 
-    /// A backup of another agent ended: the catalogue is looked at again.
-    pub(super) fn heard_of_backup(&mut self, store: Option<&StoreReport>) {
-        let Some(backup) = store.and_then(|store| store.backup.as_ref()).filter(|backup| backup.end.is_some()) else {
-            return;
+    /// Positions at which the WAL of the backups begins that are being taken, here and elsewhere. One that does not know its own yet
+    /// may need any.
+    fn running_backups(&self) -> Vec<Lsn> {
+        let own = self.backups.under_way.as_ref().map(|under_way| under_way.start.get().copied());
+        let members = |instance: &String| {
+            self.terms.as_ref().is_none_or(|terms| terms.instances.iter().any(|member| member == instance))
         };
+        let others = self.backups.elsewhere.iter().filter(|(instance, _)| members(instance)).map(|(_, start)| *start);
+        own.into_iter().chain(others).map(Option::unwrap_or_default).collect()
+    }
+
+    /// What another agent says of its backup. When one ended, the catalogue is looked at again.
+    pub(super) fn heard_of_backup(&mut self, instance: &str, store: Option<&StoreReport>) {
+        let Some(store) = store else { return };
+        match &store.backup {
+            Some(backup) if backup.end.is_none() => {
+                self.backups.elsewhere.insert(instance.to_owned(), backup.start_lsn);
+                return;
+            }
+            _ => drop(self.backups.elsewhere.remove(instance)),
+        }
+        let Some(backup) = &store.backup else { return };
         if !self.backups.ended.contains(&backup.id) {
             remember(&mut self.backups.ended, &backup.id);
             self.backups.looking.end(Duration::ZERO);
@@ -180,6 +215,7 @@ impl Agent {
 
     /// Somebody wants a base backup, or to know how far it is.
     pub(super) fn back_up(&mut self, command: BackupCommand) -> Result<CommandAnswer, String> {
+        self.refuse_older(command.term)?;
         if let Some(under_way) = &self.backups.under_way {
             if under_way.report.id == command.id {
                 return Ok(CommandAnswer { done: false, message: "the backup is under way".into() });
@@ -204,6 +240,7 @@ impl Agent {
         let rate = config.spec.backup.max_bytes_per_second.as_ref();
         let now = Timestamp::now();
         let id = BackupId::new(now, rand::random());
+        let start = Arc::<OnceLock<Lsn>>::default();
         let order = Order {
             requested_by: command.id.clone(),
             id: id.clone(),
@@ -214,6 +251,7 @@ impl Agent {
             max_bytes_per_second: rate
                 .and_then(|rate| quantity::parse(&rate.0))
                 .and_then(|rate| u64::try_from(rate).ok()),
+            start: start.clone(),
         };
         let progress = Arc::new(Progress::default());
         let (cancel, cancelled) = oneshot::channel();
@@ -235,9 +273,11 @@ impl Agent {
                 done_bytes: 0,
                 total_bytes: 0,
                 stored_bytes: 0,
+                start_lsn: None,
                 end: None,
             },
             progress,
+            start,
             cancel: Some(cancel),
             _task: Task(task),
         });
@@ -267,6 +307,7 @@ impl Agent {
             done_bytes: progress.read(),
             total_bytes: progress.total(),
             stored_bytes: progress.stored(),
+            start_lsn: under_way.start.get().copied(),
             end: Some(end),
             ..under_way.report
         });

@@ -99,7 +99,7 @@ impl Agent {
         Ok(under_way)
     }
 
-    fn refuse_older(&self, term: i64) -> Result<(), String> {
+    pub(super) fn refuse_older(&self, term: i64) -> Result<(), String> {
         let known = self.register().map_or(0, |register| register.term);
         if term < known { Err(format!("the command is of term {term}, and this is term {known}")) } else { Ok(()) }
     }

@@ -398,7 +398,7 @@ impl Agent {
                 }
             }
             Event::Heard(instance, heard, term) => {
-                self.heard_of_backup(heard.as_ref().and_then(|heard| heard.report.store.as_ref()));
+                self.heard_of_backup(&instance, heard.as_ref().and_then(|heard| heard.report.store.as_ref()));
                 let complete = heard.is_none()
                     || self
                         .terms

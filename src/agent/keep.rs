@@ -9,9 +9,10 @@ use jiff::{SignedDuration, Timestamp};
 use super::Error;
 use super::archive::Archive;
 use super::base_backup::entry;
+use crate::api::agent::Lsn;
 use crate::api::archive::{CatalogReport, Expiring, StoreError};
 use crate::backup::catalog::{self, State};
-use crate::backup::layout::{SegmentSize, WalFile};
+use crate::backup::layout::WalFile;
 use crate::backup::store::Store;
 use crate::backup::wal;
 use crate::core::backup::{Entry, Policy, Retention, Wal, WalRange, recoverable_from, retention};
@@ -22,19 +23,25 @@ pub const EVERY: Duration = Duration::from_mins(10);
 /// What was begun this long ago and has no manifest never will have one.
 const ABANDONED: SignedDuration = SignedDuration::from_hours(24);
 
-/// Looks at the store and removes what the retention lets go.
-pub async fn look(archive: &Arc<Archive>, policy: &Policy) -> CatalogReport {
+/// Looks at the store and removes what the retention lets go. `running` are the positions at which the WAL begins that backups need
+/// which are being taken.
+pub async fn look(archive: &Arc<Archive>, policy: &Policy, running: &[Lsn]) -> CatalogReport {
     let mut report = CatalogReport::default();
-    if let Err(error) = try_look(archive, policy, &mut report).await {
+    if let Err(error) = try_look(archive, policy, running, &mut report).await {
         tracing::warn!(%error, category = error.category().as_str(), "the catalogue of backups");
         report.error = Some(StoreError { category: error.category(), message: error.to_string() });
     }
     report
 }
 
-async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogReport) -> Result<(), Error> {
+async fn try_look(
+    archive: &Arc<Archive>,
+    policy: &Policy,
+    running: &[Lsn],
+    report: &mut CatalogReport,
+) -> Result<(), Error> {
     let (store, _) = archive.own_store().await?;
-    let found = catalog::backups(&store).await?;
+    let found = archive.known.lock().await.backups(&store).await?;
     let listing = wal::list(&store).await?;
     let wal = wal_of_listing(&store, &found, &listing).await?;
     let now = Timestamp::now();
@@ -45,7 +52,7 @@ async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogR
     // What cannot be read may be what another one would have to be kept for: nothing goes until somebody has looked.
     let plan = match broken {
         Some(_) => Retention::default(),
-        None => retention(&entries(&found), &[], &wal, now, policy),
+        None => retention(&entries(&found), running, &wal, now, policy),
     };
     remove_expired(&store, &listing, &wal, &plan).await?;
     for unfinished in &found {
@@ -70,7 +77,7 @@ async fn try_look(archive: &Arc<Archive>, policy: &Policy, report: &mut CatalogR
         .collect();
     let left: Vec<Entry> = entries_of(kept.iter().copied());
     let later = now.checked_add(SignedDuration::try_from(EVERY).unwrap_or_default()).unwrap_or(now);
-    report.expiring = retention(&left, &[], &wal, later, policy)
+    report.expiring = retention(&left, running, &wal, later, policy)
         .backups
         .into_iter()
         .map(|gone| Expiring { backup_id: gone.id, reason: gone.reason })
@@ -146,7 +153,11 @@ async fn wal_of_listing(store: &Store, found: &[catalog::Entry], listing: &wal::
         State::Complete(summary) => Some(summary.segment_size),
         _ => None,
     });
-    let size: SegmentSize = size.unwrap_or_default();
+    let size = match size {
+        Some(size) => size,
+        // Each segment says how long it is; without one, no number follows from it.
+        None => wal::size(store, listing).await?.unwrap_or_default(),
+    };
     let segment_size = size.bytes();
     let per_log = (1_u64 << 32) / segment_size;
     let number =

@@ -230,6 +230,8 @@ fn archive(registry: &Registry, store: &StoreReport) -> Result<(), prometheus::E
     let archive = &store.archive;
     counter("hello_pg_archived_total", "WAL files that the store has of this instance.", archive.archived)?;
     counter("hello_pg_archive_failures_total", "Attempts to archive that failed.", archive.failures)?;
+    let help = "WAL segments that are not of the cluster's history, and hold up nothing.";
+    counter("hello_pg_archive_aside_total", help, archive.aside)?;
     gauge("hello_pg_archive_waiting", "WAL files that wait for the store.", whole(archive.waiting))?;
     gauge("hello_pg_archive_failing", "Whether nothing can be archived.", i64::from(archive.failing_since.is_some()))?;
     if let Some(at) = archive.last_at.as_ref().and_then(|at| at.parse::<jiff::Timestamp>().ok()) {
@@ -323,6 +325,7 @@ mod tests {
     fn an_archive_is_told_where_there_is_one() {
         let mut store = StoreReport::default();
         (store.archive.archived, store.archive.failures, store.archive.waiting) = (7, 2, 3);
+        store.archive.aside = 1;
         store.archive.failing_since = Some("2026-11-30T10:00:00Z".into());
         store.archive.last_at = Some("1970-01-01T00:01:00Z".into());
         let report = Report { store: Some(store), ..Report::new("db-1", "u") };
@@ -330,6 +333,7 @@ mod tests {
         for line in [
             "hello_pg_archived_total 7",
             "hello_pg_archive_failures_total 2",
+            "hello_pg_archive_aside_total 1",
             "hello_pg_archive_waiting 3",
             "hello_pg_archive_failing 1",
             "hello_pg_archive_last_timestamp_seconds 60",

@@ -10,6 +10,8 @@ use super::category::Category;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupCommand {
+    /// Term that the operator saw; an older one than the agent's is refused.
+    pub term: i64,
     /// Uid of the HelloBackup.
     pub id: String,
 }
@@ -62,6 +64,10 @@ pub struct ArchiveReport {
     /// Attempts that failed since the agent began.
     #[serde(default)]
     pub failures: u64,
+    /// Segments since the agent began that are not of the cluster's history, as one that a promotion cut short: they hold up
+    /// nothing, and are stored beside the whole ones where nobody stored them.
+    #[serde(default)]
+    pub aside: u64,
 }
 
 /// What is wrong with a store.
@@ -90,6 +96,9 @@ pub struct BackupReport {
     pub total_bytes: u64,
     /// Bytes that were sent.
     pub stored_bytes: u64,
+    /// Position at which its WAL begins; not known while PostgreSQL makes its checkpoint.
+    #[serde(default)]
+    pub start_lsn: Option<Lsn>,
     /// How it ended. None: it runs.
     #[serde(default)]
     pub end: Option<BackupEnd>,

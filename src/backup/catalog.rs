@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use super::layout::{BASE, BackupId};
-use super::manifest::{Manifest, Summary};
+use super::manifest::{Manifest, Part, Summary};
 use super::store::Listed;
 use super::{Error, Store};
 
 pub use super::wal::{list as wal, remove as remove_wal};
+
+/// Manifests that are remembered, at most: the newest.
+const MOST: usize = 1000;
 
 /// A backup that is, will be or was to be.
 #[derive(Debug)]
@@ -38,6 +41,43 @@ pub enum State {
 
 /// Every backup, oldest first. One that cannot be read is an entry, too; a destination that cannot be read is an error.
 pub async fn backups(store: &Store) -> Result<Vec<Entry>, Error> {
+    Summaries::default().backups(store).await
+}
+
+/// Manifests of one destination that were read before: each is written once, and may have some MiB. Only what the last look found is
+/// kept, of each some hundred bytes and its archives.
+#[derive(Debug, Default)]
+pub struct Summaries {
+    /// Which destination.
+    of: String,
+    read: BTreeMap<BackupId, Read>,
+}
+
+#[derive(Debug)]
+struct Read {
+    /// As it was listed: another one under its name is read.
+    listed: Listed,
+    summary: Summary,
+    parts: Vec<Part>,
+}
+
+impl Summaries {
+    /// As [`backups`], and reads only manifests that are new.
+    pub async fn backups(&mut self, store: &Store) -> Result<Vec<Entry>, Error> {
+        let place = store.to_string();
+        if self.of != place {
+            (self.of, self.read) = (place, BTreeMap::new());
+        }
+        let before = std::mem::take(&mut self.read);
+        look(store, before, &mut self.read).await
+    }
+}
+
+async fn look(
+    store: &Store,
+    mut before: BTreeMap<BackupId, Read>,
+    read: &mut BTreeMap<BackupId, Read>,
+) -> Result<Vec<Entry>, Error> {
     let mut objects: BTreeMap<BackupId, Vec<Listed>> = BTreeMap::new();
     for object in store.list(BASE).await? {
         if let Some(id) = BackupId::of_object(&object.object) {
@@ -47,9 +87,24 @@ pub async fn backups(store: &Store) -> Result<Vec<Entry>, Error> {
     let mut entries = Vec::with_capacity(objects.len());
     // One after the other: a manifest with all its files may take some MiB.
     for (id, objects) in objects {
-        let state = if objects.iter().any(|object| object.object == id.manifest()) {
-            match Manifest::read(store, &id).await.and_then(|manifest| complete(store, manifest, &objects)) {
-                Ok(summary) => State::Complete(Box::new(summary)),
+        let state = if let Some(listed) = objects.iter().find(|object| object.object == id.manifest()) {
+            let known = match before.remove(&id).filter(|known| known.listed == *listed) {
+                Some(known) => Ok(known),
+                None => Manifest::read(store, &id).await.map(|manifest| Read {
+                    listed: listed.clone(),
+                    summary: manifest.summary,
+                    parts: manifest.parts,
+                }),
+            };
+            match known.and_then(|known| complete(store, &known.parts, &objects).map(|()| known)) {
+                Ok(known) => {
+                    let summary = known.summary.clone();
+                    read.insert(id.clone(), known);
+                    if read.len() > MOST {
+                        read.pop_first();
+                    }
+                    State::Complete(Box::new(summary))
+                }
                 Err(error @ (Error::Corrupt { .. } | Error::Refused(_))) => State::Broken(error),
                 // Removed since it was listed.
                 Err(Error::NotFound { .. }) => continue,
@@ -64,8 +119,8 @@ pub async fn backups(store: &Store) -> Result<Vec<Entry>, Error> {
     Ok(entries)
 }
 
-fn complete(store: &Store, manifest: Manifest, objects: &[Listed]) -> Result<Summary, Error> {
-    for part in &manifest.parts {
+fn complete(store: &Store, parts: &[Part], objects: &[Listed]) -> Result<(), Error> {
+    for part in parts {
         let detail = match objects.iter().find(|object| object.object == part.object) {
             Some(object) if object.bytes == part.bytes => continue,
             Some(object) => format!("it has {} bytes, and its manifest has {}", object.bytes, part.bytes),
@@ -73,7 +128,7 @@ fn complete(store: &Store, manifest: Manifest, objects: &[Listed]) -> Result<Sum
         };
         return Err(Error::Corrupt { at: store.place(&part.object), detail });
     }
-    Ok(manifest.summary)
+    Ok(())
 }
 
 /// Removes a backup: its manifest first, so that what is left when this fails is none. What is absent already is no error.

@@ -380,6 +380,17 @@ pub async fn list(store: &Store) -> Result<Listing, Error> {
     Ok(listing)
 }
 
+/// How large the segments of an archive are, by what the newest one says of itself. None: there is none.
+pub async fn size(store: &Store, listing: &Listing) -> Result<Option<SegmentSize>, Error> {
+    let Some(object) = listing.segments.last().and_then(|segment| WalFile::Segment(*segment).object()) else {
+        return Ok(None);
+    };
+    let length = standing(store, &object).await?.length;
+    let size = u32::try_from(length).ok().and_then(SegmentSize::new);
+    let detail = format!("it holds {length} bytes, which no segment has");
+    size.map(Some).ok_or_else(|| Error::Corrupt { at: store.place(&object), detail })
+}
+
 /// Removes files from an archive. What is absent already is no error.
 pub async fn remove(store: &Store, files: &[WalFile]) -> Result<(), Error> {
     store.delete_all(files.iter().filter_map(WalFile::object)).await

@@ -15,9 +15,11 @@ use super::facts::annotation;
 use super::mirror::{ClusterKey, Facts};
 use super::patch::merge_patch;
 use super::streams::Mirrors;
-use crate::api::backup::{HelloBackupSpec, HelloBackupStatus};
+use crate::api::backup::{BackupPhase, HelloBackupSpec, HelloBackupStatus};
 use crate::api::names::{ANNOTATION_RUN, FIELD_MANAGER, GROUP, KIND_BACKUP, VERSION};
 use crate::core::world::{BackupFacts, ChildId, Kind, Known};
+use crate::telemetry::backups::BackupOutcome;
+use crate::telemetry::metrics::OperatorMetrics;
 
 /// Progress alone is written at most this often.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -68,14 +70,15 @@ pub struct Backups {
     client: Client,
     mirrors: Arc<Mirrors>,
     events: Arc<Events>,
+    metrics: Arc<OperatorMetrics>,
     /// When the status of each was written last, by uid.
     written: Mutex<HashMap<String, Instant>>,
 }
 
 impl Backups {
     /// With a client whose writes pass the gate.
-    pub fn new(client: Client, mirrors: Arc<Mirrors>, events: Arc<Events>) -> Self {
-        Self { client, mirrors, events, written: Mutex::default() }
+    pub fn new(client: Client, mirrors: Arc<Mirrors>, events: Arc<Events>, metrics: Arc<OperatorMetrics>) -> Self {
+        Self { client, mirrors, events, metrics, written: Mutex::default() }
     }
 
     /// Writes what is new, and tells of it; on the backup and, where there is one, on the object with this uid. True when
@@ -93,7 +96,14 @@ impl Backups {
             if self.too_soon(facts, status) {
                 continue;
             }
-            wrote |= self.write(cluster, facts, status).await?;
+            let written = self.write(cluster, facts, status).await?;
+            if written
+                && uid.is_some()
+                && let Some(outcome) = ended(&facts.status, status)
+            {
+                self.metrics.backed_up(&cluster.namespace, &cluster.name, outcome);
+            }
+            wrote |= written;
             if let Some(told) = events::of_backup(&facts.name, &facts.status, status) {
                 self.tell(cluster, uid, facts, &told).await;
             }
@@ -175,6 +185,16 @@ impl Backups {
             ..ObjectReference::default()
         };
         self.events.publish(&regarding, None, News { child: None, ..news }).await;
+    }
+}
+
+/// How a backup ended, at the moment at which it did.
+fn ended(before: &HelloBackupStatus, after: &HelloBackupStatus) -> Option<BackupOutcome> {
+    match after.phase {
+        phase if phase == before.phase => None,
+        BackupPhase::Completed => Some(BackupOutcome::Completed),
+        BackupPhase::Failed => Some(BackupOutcome::Failed),
+        BackupPhase::Pending | BackupPhase::Running => None,
     }
 }
 

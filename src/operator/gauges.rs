@@ -57,6 +57,9 @@ fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<Ba
     let second = |text: Option<&String>| text?.parse::<Timestamp>().ok().map(Timestamp::as_second);
     let primary = plan.members.primary.and_then(|primary| world.reports.get(&primary)).and_then(Known::present);
     let archive = primary.and_then(|report| report.store.as_ref()).map(|store| &store.archive);
+    let reports = world.reports.values().filter_map(Known::present);
+    let archive_failures =
+        reports.filter_map(|report| Some((report.instance.clone(), report.store.as_ref()?.archive.failures))).collect();
     let catalog = catalog(world, plan.members.primary);
     let last = told.last_successful.as_ref();
     let entry = catalog
@@ -75,6 +78,7 @@ fn backup(world: &World, plan: &Plan, status: &HelloOperatorStatus) -> Option<Ba
         bytes: entry.map(|entry| entry.bytes),
         stored_bytes: entry.map(|entry| entry.stored_bytes),
         entries: catalog.and_then(|catalog| u64::try_from(catalog.backups.len()).ok()),
+        archive_failures,
     })
 }
 

@@ -128,7 +128,7 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
         Arc::clone(&metrics),
         telemetry.hand_overs(),
         degraded.clone(),
-        Backups::new(writer.clone(), Arc::clone(&mirrors), Arc::clone(&events)),
+        Backups::new(writer.clone(), Arc::clone(&mirrors), Arc::clone(&events), Arc::clone(&metrics)),
     ));
 
     let (leave, left) = tokio::sync::oneshot::channel::<()>();

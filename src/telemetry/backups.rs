@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// What the backup gauges of one cluster show. Times are seconds since 1970.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BackupState {
     /// When the last good backup was complete.
     pub last_success: Option<i64>,
@@ -28,7 +28,32 @@ pub struct BackupState {
     pub stored_bytes: Option<u64>,
     /// Backups in the destination.
     pub entries: Option<u64>,
+    /// Attempts to archive that failed, by instance, since its agent began.
+    pub archive_failures: BTreeMap<String, u64>,
 }
+
+/// How a backup ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BackupOutcome {
+    /// It is in the destination.
+    Completed,
+    /// Nothing of it counts.
+    Failed,
+}
+
+impl BackupOutcome {
+    const ALL: [Self; 2] = [Self::Completed, Self::Failed];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Backups that ended, by namespace and name of the cluster.
+pub(super) type Ended = BTreeMap<(String, String), BTreeMap<BackupOutcome, u64>>;
 
 /// Name, help, and value.
 type Gauge = (&'static str, &'static str, fn(&BackupState) -> Option<i64>);
@@ -69,8 +94,13 @@ fn signed(value: u64) -> Option<i64> {
     i64::try_from(value).ok()
 }
 
-/// Every gauge of every cluster that has it.
-pub(super) fn encode(clusters: &BTreeMap<(&str, &str), BackupState>, text: &mut String) -> std::fmt::Result {
+/// Every gauge and counter of every cluster that has it.
+pub(super) fn encode(
+    clusters: &BTreeMap<(&str, &str), &BackupState>,
+    ended: &Ended,
+    text: &mut String,
+) -> std::fmt::Result {
+    encode_counters(clusters, ended, text)?;
     for (name, help, value) in GAUGES {
         let mut lines = clusters.iter().filter_map(|(key, state)| Some((key, value(state)?))).peekable();
         if lines.peek().is_none() {
@@ -79,6 +109,41 @@ pub(super) fn encode(clusters: &BTreeMap<(&str, &str), BackupState>, text: &mut 
         writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge")?;
         for ((namespace, cluster), value) in lines {
             writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\"}} {value}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Every outcome of every cluster, so that the first failure is an increase from zero.
+fn encode_counters(
+    clusters: &BTreeMap<(&str, &str), &BackupState>,
+    ended: &Ended,
+    text: &mut String,
+) -> std::fmt::Result {
+    if clusters.is_empty() {
+        return Ok(());
+    }
+    let name = "hello_cluster_backups_total";
+    writeln!(text, "# HELP {name} Backups that ended, by how.\n# TYPE {name} counter")?;
+    for (namespace, cluster) in clusters.keys() {
+        let counts = ended.get(&((*namespace).to_owned(), (*cluster).to_owned()));
+        for outcome in BackupOutcome::ALL {
+            let count = counts.and_then(|counts| counts.get(&outcome)).copied().unwrap_or(0);
+            let outcome = outcome.as_str();
+            writeln!(text, "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",outcome=\"{outcome}\"}} {count}")?;
+        }
+    }
+    let name = "hello_cluster_backup_archive_failures_total";
+    if clusters.values().all(|state| state.archive_failures.is_empty()) {
+        return Ok(());
+    }
+    writeln!(text, "# HELP {name} Attempts to archive that failed, as its agent counts.\n# TYPE {name} counter")?;
+    for ((namespace, cluster), state) in clusters {
+        for (instance, count) in &state.archive_failures {
+            writeln!(
+                text,
+                "{name}{{namespace=\"{namespace}\",cluster=\"{cluster}\",instance=\"{instance}\"}} {count}"
+            )?;
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use prometheus::{
 };
 
 use super::Error;
-use super::backups;
+use super::backups::{self, BackupOutcome};
 use super::clusters::{ClusterState, Failovers, encode_clusters, encode_failing, encode_failovers};
 use crate::api::Category;
 use crate::api::agent::HandOverReason;
@@ -56,6 +56,7 @@ pub struct OperatorMetrics {
     clusters: Mutex<BTreeMap<(String, String), ClusterState>>,
     failovers: Mutex<Failovers>,
     failing: Mutex<BTreeMap<(String, String), u32>>,
+    backups: Mutex<backups::Ended>,
 }
 
 impl OperatorMetrics {
@@ -104,6 +105,7 @@ impl OperatorMetrics {
             clusters: Mutex::default(),
             failovers: Mutex::default(),
             failing: Mutex::default(),
+            backups: Mutex::default(),
             registry,
         };
         for outcome in Outcome::ALL {
@@ -202,6 +204,13 @@ impl OperatorMetrics {
         lock(&self.failing).insert((namespace.to_owned(), cluster.to_owned()), times);
     }
 
+    /// A backup of a cluster ended.
+    pub fn backed_up(&self, namespace: &str, cluster: &str, outcome: BackupOutcome) {
+        let mut backups = lock(&self.backups);
+        let outcomes = backups.entry((namespace.to_owned(), cluster.to_owned())).or_default();
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+
     /// What the gauges of one cluster show from now on.
     pub fn set_cluster(&self, namespace: &str, cluster: &str, state: ClusterState) {
         lock(&self.clusters).insert((namespace.to_owned(), cluster.to_owned()), state);
@@ -213,6 +222,7 @@ impl OperatorMetrics {
         lock(&self.clusters).remove(&key);
         lock(&self.failovers).remove(&key);
         lock(&self.failing).remove(&key);
+        lock(&self.backups).remove(&key);
     }
 
     /// Every metric in Prometheus' text format.
@@ -223,11 +233,11 @@ impl OperatorMetrics {
         }
         let mut text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
         let (clusters, failovers) = (lock(&self.clusters), lock(&self.failovers));
-        let backed_up = clusters
-            .iter()
-            .filter_map(|((namespace, cluster), state)| Some(((namespace.as_str(), cluster.as_str()), state.backup?)));
+        let backed_up = clusters.iter().filter_map(|((namespace, cluster), state)| {
+            Some(((namespace.as_str(), cluster.as_str()), state.backup.as_ref()?))
+        });
         encode_clusters(&clusters, &mut text)
-            .and_then(|()| backups::encode(&backed_up.collect(), &mut text))
+            .and_then(|()| backups::encode(&backed_up.collect(), &lock(&self.backups), &mut text))
             .and_then(|()| encode_failovers(&clusters, &failovers, &mut text))
             .and_then(|()| encode_failing(&lock(&self.failing), &mut text))
             .and_then(|()| encode_memory(&mut text))
@@ -326,10 +336,13 @@ mod tests {
             backup: Some(BackupState { last_success: Some(1_800_000_000), ..BackupState::default() }),
         };
         metrics.set_cluster("shop", "orders", state.clone());
-        metrics.set_cluster("shop", "users", state);
+        let failures = BTreeMap::from([("users-2".to_owned(), 3)]);
+        let backup = BackupState { archive_failures: failures, ..BackupState::default() };
+        metrics.set_cluster("shop", "users", ClusterState { backup: Some(backup), ..state });
         metrics.failed_over("shop", "orders", HandOverReason::Shutdown, 1.3);
         metrics.set_failing("shop", "orders", 4);
         metrics.set_failing("shop", "users", 0);
+        metrics.backed_up("shop", "orders", BackupOutcome::Failed);
         let text = metrics.encode().unwrap();
         for line in [
             "# TYPE hello_cluster_instances gauge",
@@ -348,6 +361,10 @@ mod tests {
             "hello_cluster_failover_duration_seconds_bucket{reason=\"shutdown\",le=\"1.5\"} 1",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Ready\"} 0",
             "hello_cluster_backup_last_success_timestamp_seconds{namespace=\"shop\",cluster=\"orders\"} 1800000000",
+            "hello_cluster_backups_total{namespace=\"shop\",cluster=\"orders\",outcome=\"failed\"} 1",
+            "hello_cluster_backups_total{namespace=\"shop\",cluster=\"users\",outcome=\"failed\"} 0",
+            "hello_cluster_backups_total{namespace=\"shop\",cluster=\"orders\",outcome=\"completed\"} 0",
+            "hello_cluster_backup_archive_failures_total{namespace=\"shop\",cluster=\"users\",instance=\"users-2\"} 3",
             "hello_cluster_condition{namespace=\"shop\",cluster=\"orders\",condition=\"Degraded\"} -1",
         ] {
             assert!(has(&text, line), "{line} is not in\n{text}");
@@ -376,6 +393,7 @@ mod tests {
             bytes: Some(1),
             stored_bytes: Some(1),
             entries: Some(1),
+            archive_failures: BTreeMap::from([("db-1".to_owned(), 0)]),
         };
         let state = ClusterState {
             lease_age: Some(1.0),

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::figures::{machine, show};
 use crate::harness::election::{Fault, Load, OperatorIs, World, start_operator};
 use crate::harness::{Case, Result, Suite, variable};
+use crate::numbers::{machine, show};
 
 const VALUES: &str = "docs/figures/failover.jsonl";
 const TABLE: &str = "docs/figures-failover.md";

@@ -8,6 +8,7 @@ mod figures;
 #[path = "../e2e/harness/mod.rs"]
 mod harness;
 mod memory;
+mod numbers;
 mod objects;
 mod ready;
 

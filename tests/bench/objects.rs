@@ -12,9 +12,10 @@ use kube_runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 
 use crate::cluster::eventually;
-use crate::figures::{Figures, show};
+use crate::figures::Figures;
 use crate::harness::{Case, Result, SOON, Suite, Terminal};
 use crate::memory::resident;
+use crate::numbers::show;
 
 const TIMES: usize = 5;
 const MANY: usize = 5000;

@@ -225,8 +225,32 @@ async fn interrupted(_: &'static Suite, case: Case) -> Result {
     case.sql_gives(&case.primary("copy").await?, "select count(*) from t", "2").await
 }
 
+#[tokio::test]
+async fn a_volume_takes_backups_and_gives_them_back() -> Result {
+    case("volume", volume).await
+}
+
+async fn volume(_: &'static Suite, case: Case) -> Result {
+    // The volumes of the local cluster are a node's own, so one instance has it, and what is restored lands on the same node.
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "backups"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+    case.apply(&claim).await?.ok()?;
+    let to = |path: &str| json!({"volume": {"claim": "backups", "path": path}});
+    case.running("db", json!({"instances": 1, "backup": {"destination": to("db")}})).await?;
+    let primary = case.primary("db").await?;
+    case.sql(&primary, "create table t (n int); insert into t values (1)").await?;
+    let taken = back_up(&case, "first", json!({"cluster": "db"})).await?;
+    assert_eq!(taken.role.as_deref(), Some("primary"), "{taken:?}");
+    case.sql(&primary, "insert into t values (2)").await?;
+    archived(&case, &primary).await?;
+    case.says("db", "BackupHealthy", true, "").await?;
+    let restore = json!({"instances": 1, "bootstrap": {"restore": {"source": to("db")}}});
+    case.running("copy", restore).await?;
+    case.sql_gives(&case.primary("copy").await?, "select count(*) from t", "2").await
+}
+
 /// A HelloBackup that has begun to read.
-async fn under_way(case: &Case, name: &str) -> Result<HelloBackupStatus> {
+pub async fn under_way(case: &Case, name: &str) -> Result<HelloBackupStatus> {
     let what = format!("the backup {name} to be under way");
     let found = eventually(READY, &what, || async {
         let status = status(case, name).await.map_err(|error| error.to_string())?;
@@ -236,23 +260,23 @@ async fn under_way(case: &Case, name: &str) -> Result<HelloBackupStatus> {
     Ok(found.await?)
 }
 
-async fn create(case: &Case, name: &str, spec: Value) -> Result {
+pub async fn create(case: &Case, name: &str, spec: Value) -> Result {
     let object = json!({"apiVersion": "terry.com/v1", "kind": "HelloBackup", "metadata": {"name": name}, "spec": spec});
     case.apply(&object).await?.ok().map(drop)
 }
 
 /// A HelloBackup that is complete.
-async fn back_up(case: &Case, name: &str, spec: Value) -> Result<HelloBackupStatus> {
+pub async fn back_up(case: &Case, name: &str, spec: Value) -> Result<HelloBackupStatus> {
     create(case, name, spec).await?;
     phase(case, name, BackupPhase::Completed).await
 }
 
-async fn status(case: &Case, name: &str) -> Result<HelloBackupStatus> {
+pub async fn status(case: &Case, name: &str) -> Result<HelloBackupStatus> {
     let objects: Api<HelloBackup> = case.api();
     Ok(objects.get(name).await?.status.unwrap_or_default())
 }
 
-async fn phase(case: &Case, name: &str, wanted: BackupPhase) -> Result<HelloBackupStatus> {
+pub async fn phase(case: &Case, name: &str, wanted: BackupPhase) -> Result<HelloBackupStatus> {
     let what = format!("the backup {name} to be {wanted:?}");
     let found = eventually(READY, &what, || async {
         let status = status(case, name).await.map_err(|error| error.to_string())?;
@@ -267,7 +291,7 @@ async fn switch(case: &Case, primary: &str) -> Result<String, String> {
 }
 
 /// Everything up to now is in the archive.
-async fn archived(case: &Case, primary: &str) -> Result {
+pub async fn archived(case: &Case, primary: &str) -> Result {
     let said = switch(case, primary).await?;
     let segment = said.lines().last().unwrap_or_default().to_owned();
     let sql = format!("select last_archived_wal >= '{segment}' from pg_stat_archiver");

@@ -2,18 +2,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use hello_operator::agent::archive::stores::Stores;
-use hello_operator::agent::archive::{Archive, Wish, socket};
+use hello_operator::agent::archive::{Archive, Wish, Written, socket};
 use hello_operator::agent::base_backup::{self, Order};
 use hello_operator::agent::conf::Archiver;
 use hello_operator::agent::peers::Peers;
+use hello_operator::agent::postmaster::Postmaster;
 use hello_operator::agent::restore::{self, restore};
 use hello_operator::agent::sql::{Session, Socket};
 use hello_operator::agent::tls::Tls;
 use hello_operator::agent::verify::{Scratch, verify};
 use hello_operator::agent::{Error, keep};
-use hello_operator::api::agent::RestoreOrder;
+use hello_operator::api::agent::{Lsn, RestoreOrder};
 use hello_operator::api::archive::CatalogEntry;
 use hello_operator::api::spec::{BackupVolume, Destination, S3};
 use hello_operator::api::verify::VerifyOrder;
@@ -27,14 +29,16 @@ use k8s_openapi::jiff::Timestamp;
 use super::alone;
 use super::world::{Instance, World, isolated, until};
 
-const ROOT: &str = "tests/db";
+/// Each is another HelloBackup's.
+static TAKEN: AtomicU32 = AtomicU32::new(1);
+pub const ROOT: &str = "tests/db";
 
 /// An archive in a folder, and the agent's socket before it.
-struct Store {
-    archive: Arc<Archive>,
+pub struct Store {
+    pub archive: Arc<Archive>,
     archiver: Archiver,
     destination: Destination,
-    mount: PathBuf,
+    pub mount: PathBuf,
 }
 
 fn client() -> kube::Client {
@@ -44,7 +48,7 @@ fn client() -> kube::Client {
 }
 
 impl Store {
-    fn new(world: &World, name: &str) -> Self {
+    pub fn new(world: &World, name: &str) -> Self {
         Self::of(world, name, CloudIdentity::default())
     }
 
@@ -54,6 +58,8 @@ impl Store {
         std::fs::create_dir_all(&mount).unwrap();
         let stores = Stores::new(client(), "tests", cloud);
         let archive = Arc::new(Archive::new(stores, &mount, world.root.join(format!("{name}-fetched"))));
+        // A primary's archiver hands over what is full, wherever it stands.
+        archive.written(Some(Written { timeline: 1, end: Lsn(0), standby: false }));
         let socket = world.root.join(format!("{name}.sock"));
         socket::serve(archive.clone(), &socket).unwrap();
         let destination =
@@ -74,11 +80,11 @@ impl Store {
         }
     }
 
-    fn archiving(&self) -> Archiving {
+    pub fn archiving(&self) -> Archiving {
         Archiving { command: self.archiver.archive_command(), timeout: 60 }
     }
 
-    fn restore(&self, world: &World, order: RestoreOrder) -> restore::Wish {
+    pub fn restore(&self, world: &World, order: RestoreOrder) -> restore::Wish {
         restore::Wish {
             member: "restored".into(),
             order,
@@ -92,7 +98,7 @@ impl Store {
         }
     }
 
-    fn order(&self) -> RestoreOrder {
+    pub fn order(&self) -> RestoreOrder {
         RestoreOrder {
             source: self.destination.clone(),
             root: ROOT.into(),
@@ -105,7 +111,7 @@ impl Store {
     }
 }
 
-async fn back_up(world: &World, store: &Store, instance: &Instance) -> Result<CatalogEntry, Error> {
+pub async fn back_up(world: &World, store: &Store, instance: &Instance) -> Result<CatalogEntry, Error> {
     back_up_at(world, store, instance, None).await
 }
 
@@ -115,28 +121,50 @@ async fn back_up_at(
     instance: &Instance,
     max_bytes_per_second: Option<u64>,
 ) -> Result<CatalogEntry, Error> {
+    let requested_by = format!("uid-{}", TAKEN.fetch_add(1, Ordering::Relaxed));
+    take(world, store, instance, &requested_by, max_bytes_per_second).await
+}
+
+/// The one that this HelloBackup asks for.
+pub async fn back_up_for(
+    world: &World,
+    store: &Store,
+    instance: &Instance,
+    requested_by: &str,
+) -> Result<CatalogEntry, Error> {
+    take(world, store, instance, requested_by, None).await
+}
+
+async fn take(
+    world: &World,
+    store: &Store,
+    instance: &Instance,
+    requested_by: &str,
+    max_bytes_per_second: Option<u64>,
+) -> Result<CatalogEntry, Error> {
     let order = Order {
-        requested_by: "uid-1".into(),
+        requested_by: requested_by.to_owned(),
         id: BackupId::new(Timestamp::now(), rand::random()),
         instance: instance.name.clone(),
         primary: None,
         pgdata: instance.layout.pgdata(),
         socket: instance.socket.clone(),
         max_bytes_per_second,
+        start: Arc::default(),
     };
     let peers = Peers::new(client(), "tests", Tls::load(&world.identity_of("operator")).unwrap());
     base_backup::take(&store.archive, &world.processes, &peers, &order, &Arc::new(Progress::default())).await
 }
 
-async fn archived(store: &Store, session: &Session) {
+pub async fn archived(store: &Store, session: &Session) {
+    let before = store.archive.report().archived;
     let row = session.run("the next segment", "SELECT pg_logical_emit_message(true, 'a', 'b'); SELECT pg_switch_wal()");
     row.await.unwrap();
-    let before = store.archive.report().archived;
     until("a segment is archived", async || store.archive.report().archived > before).await;
 }
 
 /// Starts what was restored, and says which rows it has.
-async fn rows(world: &World, instance: &mut Instance, archiving: Archiving, table: &str) -> Vec<String> {
+pub async fn rows(world: &World, instance: &mut Instance, archiving: Archiving, table: &str) -> Vec<String> {
     instance.layout.go_live(&instance.lock).unwrap();
     world.write_archiving(instance, alone(), &[], archiving);
     let (postmaster, session) = world.start(instance).await;
@@ -159,16 +187,23 @@ async fn values(socket: &Socket, table: &str) -> Vec<String> {
     String::from_utf8_lossy(&out.stdout).lines().map(str::to_owned).collect()
 }
 
-async fn primary(world: &World, store: &Store) -> (Instance, Session) {
+pub async fn primary(world: &World, store: &Store) -> (Instance, Session) {
+    let (instance, session, _postmaster, _) = primary_with(world, store).await;
+    (instance, session)
+}
+
+/// A primary that archives, with what its archive was told.
+pub async fn primary_with(world: &World, store: &Store) -> (Instance, Session, Postmaster, Wish) {
     let mut instance = world.instance("db-1");
     world.bootstrap(&mut instance).await;
     let system_id =
         hello_operator::agent::bootstrap::control(&world.processes, &instance.layout.pgdata()).await.unwrap().system_id;
-    store.archive.wish(store.wish(&system_id, &system_id));
+    let wish = store.wish(&system_id, &system_id);
+    store.archive.wish(wish.clone());
     world.write_archiving(&instance, alone(), &[], store.archiving());
-    let (_postmaster, _) = world.start(&instance).await;
+    let (postmaster, _) = world.start(&instance).await;
     let session = instance.socket.open("app").await.unwrap();
-    (instance, session)
+    (instance, session, postmaster, wish)
 }
 
 #[test]
@@ -191,7 +226,7 @@ fn a_dropped_table_comes_back_and_a_cluster_is_restored_several_times_from_one_a
                 .unwrap();
             archived(&store, &session).await;
 
-            let report = keep::look(&store.archive, &Policy::default()).await;
+            let report = keep::look(&store.archive, &Policy::default(), &[]).await;
             assert_eq!((report.error, report.backups), (None, vec![entry.clone()]));
 
             // While the source lives: to a time, to a name, to the end.
@@ -300,12 +335,12 @@ fn nothing_is_removed_while_a_backup_cannot_be_read() {
         let one = Policy { keep_last: Some(1), ..Policy::default() };
         let oldest = store.mount.join(ROOT).join("wal/00000001/000000010000000000000001.zst");
         assert!(oldest.exists());
-        let report = keep::look(&store.archive, &one).await;
+        let report = keep::look(&store.archive, &one, &[]).await;
         assert!(report.error.is_some_and(|error| error.message.contains("nothing is removed")));
         assert_eq!((report.backups, oldest.exists()), (vec![old], true));
         // Once it can be read, the older one goes, with the WAL that only it needed.
         std::fs::write(&manifest, good).unwrap();
-        let report = keep::look(&store.archive, &one).await;
+        let report = keep::look(&store.archive, &one, &[]).await;
         assert_eq!((report.error, report.backups), (None, vec![new]));
         assert!(!oldest.exists());
     });

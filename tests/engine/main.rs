@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests say what went wrong by ending")]
 
+mod archive;
 mod backup;
 mod killer;
 mod probe;
+mod retention;
 mod rewind;
 mod timelines;
 mod world;

@@ -350,6 +350,8 @@ impl World {
             clean: false,
             consistent_at: (source.timeline(), source.wal.len()),
         });
+        // What it has from the fork on came with the rewind; else a shorter history would miss WAL that never was (seed 20041282).
+        self.nodes[node].kept_from = self.nodes[node].kept_from.min(common);
         self.note(|w| format!("rewind {} from {} to {common}, has {end}", w.nodes[node].instance, old.wal.len()));
         self.check_discard(node, Some(&old), common);
     }

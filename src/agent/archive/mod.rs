@@ -17,8 +17,10 @@ use tokio::sync::watch;
 
 use super::Error;
 use super::process::boottime;
+use crate::api::agent::Lsn;
 use crate::api::archive::{ArchiveReport, StoreError};
 use crate::api::spec::Destination;
+use crate::backup::catalog::Summaries;
 use crate::backup::owner::{self, Owner};
 use crate::backup::store::Store;
 use crate::core::election::Boot;
@@ -52,6 +54,17 @@ pub struct Wish {
     pub hurry: bool,
 }
 
+/// What WAL is on the disk of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// The timeline that it writes or receives.
+    pub timeline: u32,
+    /// Where it ends.
+    pub end: Lsn,
+    /// Whether it is received: a standby's archiver hands over segments that are not whole yet.
+    pub standby: bool,
+}
+
 /// The archive of this instance.
 pub struct Archive {
     stores: Stores,
@@ -59,6 +72,9 @@ pub struct Archive {
     /// None until the configuration was read.
     wish: watch::Sender<Option<Wish>>,
     claimed: Mutex<Option<(Wish, Boot)>>,
+    written: Mutex<Option<Written>>,
+    /// What of its backups was read before.
+    pub(super) known: tokio::sync::Mutex<Summaries>,
     uploads: Uploads,
     prefetch: Prefetch,
     report: Mutex<ArchiveReport>,
@@ -73,6 +89,8 @@ impl Archive {
             mount: mount.into(),
             wish: watch::Sender::new(None),
             claimed: Mutex::default(),
+            written: Mutex::default(),
+            known: tokio::sync::Mutex::default(),
             uploads: Uploads::default(),
             prefetch: Prefetch::new(spare),
             report: Mutex::default(),
@@ -93,6 +111,11 @@ impl Archive {
             // What was said of another destination says nothing of this one.
             self.note(|report| *report = ArchiveReport::default());
         }
+    }
+
+    /// What WAL is on the disk here, as was seen last; None: nobody knows.
+    pub fn written(&self, seen: Option<Written>) {
+        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = seen;
     }
 
     fn wished(&self) -> Option<Wish> {

@@ -11,12 +11,13 @@ use futures::future::{BoxFuture, Shared};
 use jiff::Timestamp;
 
 use super::client::Reply;
-use super::{Archive, LEVEL};
+use super::{Archive, LEVEL, Written};
 use crate::agent::Error;
-use crate::backup::layout::WalFile;
+use crate::api::agent::Lsn;
+use crate::backup::layout::{Segment, SegmentSize, WalFile};
 use crate::backup::store::Store;
 use crate::backup::wal::{self, Pushed};
-use crate::engine::postgres::history::PLACEHOLDER;
+use crate::engine::postgres::history::{PLACEHOLDER, file_name, parse};
 
 /// How many segments are sent at the same time.
 const PARALLEL: usize = 4;
@@ -26,6 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const YOUNG: Duration = Duration::from_secs(30);
 /// A push that takes this long is told as failing.
 const SLOW: Duration = Duration::from_secs(15);
+/// How long a segment is waited for that is not whole: less than PostgreSQL's command waits for us.
+const UNFINISHED: Duration = Duration::from_mins(9);
 /// How long one push may take, its retries included: PostgreSQL asks again.
 const LONGEST: Duration = Duration::from_mins(5);
 
@@ -49,7 +52,16 @@ impl Archive {
         };
         let waiting = waiting(path);
         match outcome {
-            Ok(true) => {
+            Ok(Outcome::Aside) => {
+                self.note(|report| {
+                    report.waiting = waiting.saturating_sub(1);
+                    report.aside += 1;
+                    (report.failing_since, report.error) = (None, None);
+                });
+                Reply::Done
+            }
+            Ok(Outcome::NotYet) => Reply::NotNow,
+            Ok(Outcome::Stored) => {
                 self.note(|report| {
                     report.last = path.file_name().map(|name| name.to_string_lossy().into_owned());
                     report.last_at = Some(Timestamp::now().to_string());
@@ -59,7 +71,7 @@ impl Archive {
                 });
                 Reply::Done
             }
-            Ok(false) => Reply::Done,
+            Ok(Outcome::NotForUs) => Reply::Done,
             Err(error) => {
                 tracing::warn!(%error, category = error.category().as_str(), path = %path.display(), "the archive");
                 self.note(|report| report.waiting = waiting);
@@ -82,33 +94,47 @@ impl Archive {
         std::future::pending().await
     }
 
-    /// True if the store has it; false if it is not for the store.
-    async fn try_push(self: &Arc<Self>, path: &Path) -> Result<bool, Error> {
+    async fn try_push(self: &Arc<Self>, path: &Path) -> Result<Outcome, Error> {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let file: WalFile = name.parse().map_err(|_| Error::Invalid {
             what: "the archiver's file",
             message: format!("{name:?} is no name of a WAL file"),
         })?;
         match file {
-            WalFile::Label(_) => return Ok(false),
+            WalFile::Label(_) => return Ok(Outcome::NotForUs),
             // An id that was reserved: its real history may be in the store.
-            WalFile::History(_) if is_placeholder(path)? => return Ok(false),
+            WalFile::History(_) if is_placeholder(path)? => return Ok(Outcome::NotForUs),
             _ => {}
         }
         let wish = self.wished().ok_or_else(|| later("the configuration was not read yet"))?;
         if wish.destination.is_none() || !wish.wal {
-            return Ok(false);
+            return Ok(Outcome::NotForUs);
         }
+        let file = match file {
+            WalFile::Segment(segment) => match self.await_end(path, segment).await? {
+                Some(Kind::Whole) => file,
+                Some(Kind::Aside) => {
+                    let (store, _) = self.own_store().await?;
+                    tracing::warn!(%segment, "not of the history that this cluster goes on with: it is archived as a partial segment, where there is none");
+                    let partial = WalFile::Partial(segment);
+                    let push = wal::push(&store, path, &partial, LEVEL);
+                    tokio::time::timeout(LONGEST, push).await.map_err(|_| Error::Timeout("the archive".into()))??;
+                    return Ok(Outcome::Aside);
+                }
+                None => return Ok(Outcome::NotYet),
+            },
+            other => other,
+        };
         let (store, _) = self.own_store().await?;
         if !wish.primary && self.left_to_the_primary(&store, path, &file).await? {
-            return Ok(true);
+            return Ok(Outcome::Stored);
         }
         let upload = self.upload(&store, path, &name, &file);
         self.send_ahead(&store, path, &name);
         let outcome = tokio::time::timeout(LONGEST, upload).await;
         self.forget(&name);
         match outcome {
-            Ok(Ok(())) => Ok(true),
+            Ok(Ok(())) => Ok(Outcome::Stored),
             Ok(Err(error)) => {
                 if let Error::Store(error) = error.as_ref() {
                     self.distrust_if_refused(error).await;
@@ -117,6 +143,35 @@ impl Archive {
             }
             Err(_) => Err(Error::Timeout("the archive".into())),
         }
+    }
+
+    /// What a segment is, once it can be told. None: not within the time that there is.
+    async fn await_end(&self, path: &Path, segment: Segment) -> Result<Option<Kind>, Error> {
+        let limit = tokio::time::Instant::now() + UNFINISHED;
+        while tokio::time::Instant::now() < limit {
+            if let Some(known) = self.kind(path, segment)? {
+                return Ok(Some(known));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(None)
+    }
+
+    /// What a segment is, as far as that is known now.
+    ///
+    /// A primary's archiver hands over what is full. A standby's does so with the segment in which it stopped to stream, too: when
+    /// another primary takes over, and when its own ends the stream in order and hears its answer. The rest of such a segment is what the file held before.
+    fn kind(&self, path: &Path, segment: Segment) -> Result<Option<Kind>, Error> {
+        let Some(written) = *self.written.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(None) };
+        let bytes = std::fs::metadata(path).map_err(Error::io("look at", path))?.len();
+        let Some(size) = u32::try_from(bytes).ok().and_then(SegmentSize::new) else {
+            // Its digest and its length tell what it is.
+            return Ok(Some(Kind::Whole));
+        };
+        let segment_end = Lsn(segment.start(size).0.saturating_add(size.bytes()));
+        let history = path.parent().map(|folder| folder.join(file_name(written.timeline)));
+        let history = history.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+        Ok(kind(written, &parse(&history), segment.timeline, segment_end))
     }
 
     /// The primary archives the same segment: as long as it is young, a replica only looks whether the store has it.
@@ -157,8 +212,11 @@ impl Archive {
         let ready = ready(folder);
         let behind = ready.iter().filter(|other| other.as_str() > name).take(PARALLEL - 1);
         for other in behind {
-            if let Ok(file @ WalFile::Segment(_)) = other.parse() {
-                drop(self.upload(store, &folder.join(other), other, &file));
+            let path = folder.join(other);
+            if let Ok(file @ WalFile::Segment(segment)) = other.parse()
+                && matches!(self.kind(&path, segment), Ok(Some(Kind::Whole)))
+            {
+                drop(self.upload(store, &path, other, &file));
             }
         }
         let mut under_way = self.uploads.under_way.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,6 +232,45 @@ impl Archive {
     fn forget(&self, name: &str) {
         self.uploads.under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
+}
+
+/// What became of a file.
+enum Outcome {
+    /// The store has it.
+    Stored,
+    /// It is not for the store.
+    NotForUs,
+    /// It is not of the cluster's history: the store has it, or another one, as a partial segment.
+    Aside,
+    /// It cannot be told yet what it is.
+    NotYet,
+}
+
+/// What a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// All of it is WAL of the cluster's history.
+    Whole,
+    /// The history left its timeline before its end, or never was on it.
+    Aside,
+}
+
+/// `history` are the parents of the timeline that is written here, with the position at which each was left. None: it cannot be told
+/// yet.
+fn kind(written: Written, history: &[(u32, Lsn)], timeline: u32, end: Lsn) -> Option<Kind> {
+    if timeline == written.timeline {
+        return (!written.standby || end <= written.end).then_some(Kind::Whole);
+    }
+    // A timeline that begins here is heard of in a moment.
+    if timeline > written.timeline {
+        return None;
+    }
+    if history.is_empty() {
+        // Nothing says otherwise.
+        return Some(Kind::Whole);
+    }
+    let left_at = history.iter().find(|(parent, _)| *parent == timeline).map(|(_, left_at)| *left_at);
+    Some(if left_at.is_some_and(|left_at| end <= left_at) { Kind::Whole } else { Kind::Aside })
 }
 
 /// Names of the files that wait for the archiver, in order.
@@ -196,4 +293,33 @@ fn is_placeholder(path: &Path) -> Result<bool, Error> {
 
 fn later(why: &str) -> Error {
     Error::Invalid { what: "the archive", message: format!("{why}; it is tried again") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_whole_as_far_as_the_history_goes_through_it() {
+        let history = [(1, Lsn(100)), (3, Lsn(250))];
+        let kind = |written, primary: bool, timeline, end| {
+            let written = Written { timeline: written, end: Lsn(400), standby: !primary };
+            kind(written, &history, timeline, Lsn(end))
+        };
+        for (timeline, end, wanted) in [
+            (1, 100, Kind::Whole),
+            (1, 101, Kind::Aside),
+            (3, 200, Kind::Whole),
+            (3, 300, Kind::Aside),
+            // It was begun and never led here.
+            (2, 100, Kind::Aside),
+        ] {
+            assert_eq!(kind(4, false, timeline, end), Some(wanted), "{timeline} {end}");
+            assert_eq!(kind(4, true, timeline, end), Some(wanted), "{timeline} {end}");
+        }
+        assert_eq!(kind(4, false, 4, 400), Some(Kind::Whole));
+        assert_eq!(kind(4, false, 4, 401), None, "the rest of it is still to come");
+        assert_eq!(kind(4, true, 4, 500), Some(Kind::Whole), "a primary hands over what is full");
+        assert_eq!(kind(4, false, 5, 100), None);
+    }
 }

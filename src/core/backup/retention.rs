@@ -310,10 +310,12 @@ mod tests {
         #[test]
         fn whatever_goes_every_kept_backup_can_be_restored_and_every_moment_of_the_window_too(
             days in days(), last in prop::option::of(1_i32..6), long in prop::option::of(1_i64..40),
+            starts in prop::collection::vec(0_u64..200, 0..3),
         ) {
             let before = archive(&days);
             let policy = policy(last, long.map(|days| format!("{days}d")).as_deref());
-            let plan = retention(&before.entries, &[], &before.wal, at(before.end), &policy);
+            let running: Vec<Lsn> = starts.iter().map(|segment| Lsn(segment * SIZE + 50)).collect();
+            let plan = retention(&before.entries, &running, &before.wal, at(before.end), &policy);
             let gone = gone(&plan);
             let left: Vec<Entry> = before.entries.iter().filter(|entry| !gone.contains(&entry.id.as_str())).cloned().collect();
             prop_assert!(before.entries.is_empty() || !left.is_empty(), "the last one went");
@@ -329,6 +331,13 @@ mod tests {
                     prop_assert_eq!(wal.missing(&way, from, end), None, "{} along {}", &entry.id, timeline);
                 }
             }
+            // Of a backup that is being taken nothing goes, of whatever timeline it is.
+            for start in &running {
+                prop_assert!(floor <= wal.number(*start), "WAL of one that begins at {} goes", start);
+            }
+            // And it keeps no backup that would go otherwise.
+            let without = retention(&before.entries, &[], &before.wal, at(before.end), &policy);
+            prop_assert_eq!(&without.backups, &plan.backups);
             // A moment that could be restored before along the latest timeline, and that the age wants, still can.
             let way = before.wal.latest().map(|latest| before.wal.way(latest)).unwrap_or_default();
             let could = |entries: &[Entry], day: i64| entries.iter().any(|entry| entry.on(&way) && entry.stopped_at <= at(day));
@@ -345,7 +354,7 @@ mod tests {
                 prop_assert!(left.len() >= before.entries.len().min(last));
             }
             // Nothing is kept without a wish: a second look removes nothing more.
-            let again = retention(&left, &[], &wal, at(before.end), &policy);
+            let again = retention(&left, &running, &wal, at(before.end), &policy);
             prop_assert!(again.backups.is_empty(), "{:?}", again);
             prop_assert_eq!(again.wal_before, plan.wal_before);
         }

@@ -269,7 +269,8 @@ fn begin(
     let id = ChildId::new(Kind::HelloBackup, facts.name.clone());
     let refused = world.failures.iter().find(|failure| failure.child.as_ref() == Some(&id));
     status.message = refused.map(|failure| failure.trouble.sentence.clone());
-    let action = Action::Backup { ordinal, name: facts.name.clone(), command: BackupCommand { id: facts.uid.clone() } };
+    let command = BackupCommand { term: plan.members.term, id: facts.uid.clone() };
+    let action = Action::Backup { ordinal, name: facts.name.clone(), command };
     plan.push(format!("backup {} by {instance}", facts.name), action, "it is its turn");
     plan.backups.begins = refused.is_none();
 }

@@ -15,6 +15,8 @@ mod tests;
 #[cfg(test)]
 mod tests_backup;
 #[cfg(test)]
+mod tests_backup_killed;
+#[cfg(test)]
 mod tests_rolls;
 #[cfg(test)]
 mod tests_verify;

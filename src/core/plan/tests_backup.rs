@@ -14,7 +14,7 @@ use crate::core::status::status;
 use crate::core::world::{BackupFacts, Failure, Known, ObjectFacts, Trouble, World};
 
 /// A settled cluster of three with a destination, whose agents know it.
-fn three(schedule: Option<&str>) -> World {
+pub(super) fn three(schedule: Option<&str>) -> World {
     let mut backup = json!({"destination": {"s3": {"bucket": "b"}}});
     if let Some(schedule) = schedule {
         backup["schedule"] = json!(schedule);
@@ -34,13 +34,13 @@ fn stores(world: &mut World) {
     }
 }
 
-fn catalog(world: &mut World, backups: Vec<CatalogEntry>) {
+pub(super) fn catalog(world: &mut World, backups: Vec<CatalogEntry>) {
     let read_at = Some(world.now.to_string());
     let store = present(world.reports.get_mut(&1).unwrap()).store.as_mut().unwrap();
     store.catalog = Some(CatalogReport { read_at, backups, ..CatalogReport::default() });
 }
 
-fn entry(uid: &str, at: Timestamp) -> CatalogEntry {
+pub(super) fn entry(uid: &str, at: Timestamp) -> CatalogEntry {
     CatalogEntry {
         backup_id: format!("id-{uid}"),
         requested_by: uid.into(),
@@ -56,7 +56,7 @@ fn entry(uid: &str, at: Timestamp) -> CatalogEntry {
     }
 }
 
-fn asked(name: &str, world: &World) -> BackupFacts {
+pub(super) fn asked(name: &str, world: &World) -> BackupFacts {
     BackupFacts {
         name: name.into(),
         uid: format!("uid-{name}"),
@@ -104,7 +104,7 @@ fn look(world: &mut World) -> Plan {
     next
 }
 
-fn pass(world: &mut World, seconds: i64) {
+pub(super) fn pass(world: &mut World, seconds: i64) {
     world.now = world.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
 }
 
@@ -118,6 +118,7 @@ fn take(world: &mut World, ordinal: u8, id: &str, end: Option<BackupEnd>) {
         done_bytes: 1 << 30,
         total_bytes: 3 << 30,
         stored_bytes: 1 << 29,
+        start_lsn: None,
         end,
     });
 }

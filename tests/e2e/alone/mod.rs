@@ -1,5 +1,6 @@
 //! Cases that change what all others share.
 
+mod backups;
 mod bare_crd;
 mod idle;
 mod power_loss;
