@@ -178,6 +178,11 @@ impl Store {
                     Err(failure) if retry < self.bounds.retries && unanswered(&failure) => {
                         tokio::time::sleep(self.bounds.pause_before(retry)).await;
                         retry += 1;
+                        // A server may refuse what is there before it has read the rest, and end the connection: then its answer
+                        // is lost every time, and only a look tells.
+                        if self.client.head(&path).await.is_ok() {
+                            return Ok(Created::Exists);
+                        }
                     }
                     Err(failure) => return Err(failure),
                 }
@@ -349,10 +354,10 @@ fn unreadable(error: &std::io::Error) -> bool {
     matches!(error.kind(), NotFound | PermissionDenied)
 }
 
-/// Whether a request may have been carried out without our hearing of it.
+/// Whether a request may have been carried out without our hearing of it: no status came, or not all of the answer. Of which kind
+/// the library takes a connection for that was reset depends on the moment.
 fn unanswered(failure: &Failure) -> bool {
-    use HttpErrorKind::{Connect, Interrupted, Request, Timeout};
-    link::<HttpError>(failure).is_some_and(|error| matches!(error.kind(), Connect | Interrupted | Request | Timeout))
+    link::<HttpError>(failure).is_some()
 }
 
 /// The link of a chain of errors that has this type.
