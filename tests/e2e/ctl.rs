@@ -25,6 +25,7 @@ async fn ctl(suite: &'static Suite, case: Case) -> Result {
 }
 
 #[tokio::test]
+#[ignore = "long: make test-all"]
 async fn kubectl_hello_backs_up_and_restores() -> Result {
     case("ctl-backup", backs_up).await
 }

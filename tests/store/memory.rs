@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hello_operator::backup::base::{BackupPlan, Progress};
-use hello_operator::backup::target::Target;
+use hello_operator::backup::target::{Bounds, Target};
 use hello_operator::backup::{Store, restore};
 
 use crate::proxy::{Fault, before};
@@ -38,7 +38,9 @@ async fn measured() {
         Ok(address) => Target::S3(s3(address)),
         Err(_) => Target::Volume { folder: address.into() },
     };
-    let store = Store::open_with(&target, "db", BOUNDS).unwrap();
+    // Hundreds of megabytes at once: a busy disk may take its time to put them together.
+    let bounds = Bounds { silence: Duration::from_secs(20), call: Duration::from_secs(60), ..BOUNDS };
+    let store = Store::open_with(&target, "db", bounds).unwrap();
     store.check().await.unwrap();
     let parallel = parallel.parse().unwrap();
     let before = status("VmRSS");
