@@ -129,7 +129,11 @@ impl Agent {
                 }
             }
             // Absent is not released: what was known stays known, and cannot be written.
-            Ok(None) => self.waits = Some("the Lease of the primary is gone: the operator makes it anew".into()),
+            Ok(None) => {
+                self.waits = Some("the Lease of the primary is gone: the operator makes it anew".into());
+                // Whoever wants a read at once would else ask as fast as it is answered.
+                self.read_not_before = boottime() + READ_AGAIN;
+            }
             Err(error) => {
                 self.waits = Some(error.to_string());
                 self.read_not_before = boottime() + READ_AGAIN;

@@ -1,4 +1,4 @@
-//! The operator's metrics. Labels are bounded: by enums, by the fixed set of watches, or by the objects that exist.
+//! The operator's metrics. Labels are bounded: by enums, by the watches, or by the objects that exist.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -169,9 +169,8 @@ impl Archive {
             return Ok(Some(Kind::Whole));
         };
         let segment_end = Lsn(segment.start(size).0.saturating_add(size.bytes()));
-        let history = path.parent().map(|folder| folder.join(file_name(written.timeline)));
-        let history = history.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
-        Ok(kind(written, &parse(&history), segment.timeline, segment_end))
+        let history = if segment.timeline < written.timeline { history(path, written.timeline)? } else { Vec::new() };
+        Ok(kind(written, &history, segment.timeline, segment_end))
     }
 
     /// The primary archives the same segment: as long as it is young, a replica only looks whether the store has it.
@@ -265,12 +264,22 @@ fn kind(written: Written, history: &[(u32, Lsn)], timeline: u32, end: Lsn) -> Op
     if timeline > written.timeline {
         return None;
     }
+    // A later timeline than the first has a history. As long as it is not here it cannot be told what it goes through.
     if history.is_empty() {
-        // Nothing says otherwise.
-        return Some(Kind::Whole);
+        return None;
     }
     let left_at = history.iter().find(|(parent, _)| *parent == timeline).map(|(_, left_at)| *left_at);
     Some(if left_at.is_some_and(|left_at| end <= left_at) { Kind::Whole } else { Kind::Aside })
+}
+
+/// The parents of a timeline, by its history beside the segment; none while it is not there.
+fn history(segment: &Path, timeline: u32) -> Result<Vec<(u32, Lsn)>, Error> {
+    let path = segment.with_file_name(file_name(timeline));
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(parse(&text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Error::io("read", path)(error)),
+    }
 }
 
 /// Names of the files that wait for the archiver, in order.
@@ -321,5 +330,7 @@ mod tests {
         assert_eq!(kind(4, false, 4, 401), None, "the rest of it is still to come");
         assert_eq!(kind(4, true, 4, 500), Some(Kind::Whole), "a primary hands over what is full");
         assert_eq!(kind(4, false, 5, 100), None);
+        let written = Written { timeline: 4, end: Lsn(400), standby: false };
+        assert_eq!(super::kind(written, &[], 1, Lsn(100)), None, "its history is not here yet");
     }
 }
