@@ -56,7 +56,7 @@ dashboards: ## Check the JSON of the dashboards against the types that Grafana p
 SEEDS ?= 20000
 .PHONY: sim
 sim: ## Simulate the election (SEEDS=n FROM=first; SEED=s replays one with its history; MUTATIONS=1: find the mistakes)
-	@cargo test --locked --config 'profile.dev.package.hello-operator.opt-level=2' --features mutations --test sim -- --nocapture --test-threads=1 $(if $(MUTATIONS),mutation,nothing)
+	@cargo test --locked --config 'profile.dev.package.hello-operator.opt-level=2' --no-default-features --features mutations --test sim -- --nocapture --test-threads=1 $(if $(MUTATIONS),mutation,nothing)
 
 .PHONY: api
 api: ## Test against a real etcd and kube-apiserver, without nodes (FILTER=part of a test's name)

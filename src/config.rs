@@ -98,8 +98,8 @@ pub struct RunArgs {
     /// Look after these namespaces only, with rights in them and nowhere else. None: after all.
     #[arg(long, env = "HELLO_WATCH_NAMESPACES", value_delimiter = ',')]
     pub watch_namespaces: Vec<String>,
-    /// How many clusters are reconciled at the same time.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// How many clusters are reconciled at the same time. Each waits for the API server or an agent nearly always.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub concurrency: u16,
 }
 

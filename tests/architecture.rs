@@ -11,18 +11,19 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 /// Each part of the house, and what it may name of the others. `main` and `lib` may name all.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("api", &[]),
     ("engine", &["api"]),
     ("core", &["api", "engine"]),
     ("leader", &[]),
+    ("calls", &[]),
     ("config", &["api", "backup"]),
     ("telemetry", &["api", "config"]),
     ("backup", &["api"]),
-    ("operator", &["api", "engine", "core", "config", "leader", "telemetry"]),
+    ("operator", &["api", "calls", "engine", "core", "config", "leader", "telemetry"]),
     ("agent", &["api", "engine", "core", "backup", "config", "telemetry"]),
     // A user's own tool: it shows what is published, and decides nothing that the operator decides.
-    ("ctl", &["api", "config"]),
+    ("ctl", &["api", "calls", "config"]),
 ];
 
 /// Where everything is decided and nothing done.

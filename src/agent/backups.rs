@@ -11,7 +11,6 @@ use super::Error;
 use super::archive::{Archive, Wish, Written};
 use super::base_backup::{self, Order, archive_id};
 use super::duties::Turn;
-use super::process::boottime;
 use super::run::{Agent, Event, Task};
 use crate::api::agent::{CommandAnswer, Lsn};
 use crate::api::archive::{
@@ -157,10 +156,8 @@ impl Agent {
                 self.backups.archive.written(Some(Written { timeline, end, standby }));
             }
         }
-        let holds = self.tenure.as_ref().zip(self.terms.as_ref());
-        let holds = holds.is_some_and(|(tenure, terms)| tenure.valid(boottime(), &terms.bounds));
         // Only who takes writes removes anything.
-        let primary = holds && self.engine == EngineState::Primary;
+        let primary = self.valid() && self.engine == EngineState::Primary;
         if spec.destination.is_none() || !primary || !self.backups.looking.due() {
             return;
         }

@@ -76,6 +76,10 @@ impl Agent {
     pub(super) fn ask_holds(&mut self) {
         let now = boottime();
         let Some(tenure) = self.tenure.as_ref().filter(|tenure| tenure.ending.is_none()) else { return };
+        // It answered a candidate: only a renewal can bring it back, and a hold would bind who may take over.
+        if self.state.promise.is_some() {
+            return;
+        }
         if now <= tenure.renewed + AWAY || now <= self.holds.asked + EVERY {
             return;
         }

@@ -124,8 +124,7 @@ impl Agent {
         let seen = self.observation.as_ref();
         match &self.engine {
             EngineState::Primary => {
-                let valid = self.tenure.as_ref().zip(self.terms.as_ref());
-                if !valid.is_some_and(|(tenure, terms)| tenure.valid(boottime(), &terms.bounds)) {
+                if !self.valid() {
                     return waits("it holds no valid Lease");
                 }
                 let Some(seen) = seen else { return Err("PostgreSQL does not answer".into()) };

@@ -141,6 +141,15 @@ impl Agent {
         }
     }
 
+    /// Whether this agent holds the Lease, by all that it knows.
+    pub(super) fn valid(&self) -> bool {
+        #[allow(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method is of one lifetime, the closure of all"
+        )]
+        self.decide(|view| view.valid())
+    }
+
     /// Until when PostgreSQL may take writes here.
     pub(super) fn arm_fence(&self) {
         #[allow(

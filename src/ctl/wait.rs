@@ -8,8 +8,9 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-use super::error::{Error, sentence};
+use super::error::Error;
 use super::session::tell;
+use crate::calls::sentence;
 
 /// What a look at an object says.
 pub enum Look<T> {

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use crate::api::Category;
+use crate::calls::{self, CallError};
 use crate::leader::NotLeader;
 
 /// Every call to the API server ends by then.
@@ -12,20 +13,9 @@ pub const CALL: Duration = Duration::from_secs(10);
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused, or could not be reached.
-    #[error("{what}: {}", sentence(.source))]
-    Kube {
-        /// What was tried.
-        what: String,
-        /// Why it failed.
-        source: Box<kube::Error>,
-    },
-    /// No answer in time.
-    #[error("{what}: no answer within {} s", CALL.as_secs())]
-    Timeout {
-        /// What was tried.
-        what: String,
-    },
+    /// A call to the API server failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
     /// Somebody else's object has the name.
     #[error("{0} exists and is not ours: delete or rename it, and this cluster takes the name")]
     NameTaken(String),
@@ -66,15 +56,15 @@ impl Error {
     /// What kind of trouble it is.
     pub fn category(&self) -> Category {
         match self {
-            Self::Kube { source, .. } if NotLeader::find(&**source).is_some() => Category::NotLeader,
-            Self::Kube { .. } => match self.code() {
+            Self::Call(CallError::Timeout { .. }) => Category::Timeout,
+            Self::Call(CallError::Kube { source, .. }) if NotLeader::find(&**source).is_some() => Category::NotLeader,
+            Self::Call(CallError::Kube { .. }) => match self.code() {
                 Some(409) => Category::Conflict,
                 Some(401 | 403) => Category::Forbidden,
                 Some(422) => Category::Invalid,
                 _ => Category::Api,
             },
             Self::Config(_) => Category::Api,
-            Self::Timeout { .. } => Category::Timeout,
             Self::NameTaken(_) | Self::Leftover(_) => Category::Conflict,
             Self::Agent { .. } | Self::Pending(_) => Category::Agent,
             Self::Tls { .. } => Category::Tls,
@@ -91,10 +81,7 @@ impl Error {
     /// The API server's answer, when it answered.
     pub fn status(&self) -> Option<&kube::core::Status> {
         match self {
-            Self::Kube { source, .. } => match &**source {
-                kube::Error::Api(status) => Some(status),
-                _ => None,
-            },
+            Self::Call(error) => error.status(),
             _ => None,
         }
     }
@@ -125,30 +112,7 @@ impl Error {
     }
 }
 
-/// The API server's own words, without the debug form of its answer.
-fn sentence(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => {
-            let mut text = other.to_string();
-            let mut next = std::error::Error::source(other);
-            while let Some(source) = next {
-                let more = source.to_string();
-                if !text.contains(&more) {
-                    text = format!("{text}: {more}");
-                }
-                next = source.source();
-            }
-            text
-        }
-    }
-}
-
 /// Bounds a call to the API server, and says what it was for.
 pub async fn call<T>(what: impl Into<String>, future: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
-    match tokio::time::timeout(CALL, future).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(source)) => Err(Error::Kube { what: what.into(), source: Box::new(source) }),
-        Err(_) => Err(Error::Timeout { what: what.into() }),
-    }
+    Ok(calls::within(CALL, what, future).await?)
 }

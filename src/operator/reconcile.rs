@@ -25,6 +25,7 @@ use crate::api::Category;
 use crate::api::agent::HandOverReason;
 use crate::api::names::{FIELD_MANAGER, GROUP, KIND, VERSION};
 use crate::api::status::{HelloOperatorStatus, LastFailover};
+use crate::calls::CallError;
 use crate::core::plan::backup::orphans;
 use crate::core::plan::{Action, DATA_LOSS_ACCEPTED, Plan, plan};
 use crate::core::status::{completed, status};
@@ -146,7 +147,7 @@ impl Reconciler {
         let began = Instant::now();
         let outcome = match tokio::time::timeout(WHOLE, Box::pin(self.look(key))).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Error::Timeout { what: format!("the look at {key}") }),
+            Err(_) => Err(CallError::Timeout { what: format!("the look at {key}"), limit: WHOLE }.into()),
         };
         let (kind, again) = match outcome {
             Ok((outcome, again)) => (outcome, again),

@@ -163,7 +163,11 @@ impl World {
         }
         let now = self.clock(old);
         let valid = self.view(old, |view| {
-            let deadline = view.deadline().filter(|_| view.tenure.is_some_and(|tenure| tenure.term == before.term));
+            // Who froze has nothing left to stop: a primary, or one that starts or stops, answers no freeze.
+            let deadline = view.deadline().filter(|_| {
+                view.tenure.is_some_and(|tenure| tenure.term == before.term)
+                    && (view.promise.is_none() || view.engine.maybe_writable())
+            });
             deadline.is_some_and(|deadline| now < deadline.saturating_add(STOP_BUDGET))
                 || view.tenure.is_some() && view.valid()
         });

@@ -130,21 +130,19 @@ impl World {
 
     fn ask_holds(&mut self, node: usize) {
         let now = self.clock(node);
-        let Some(agent) = self.nodes[node].agent.as_mut() else { return };
+        let Some(agent) = self.nodes[node].agent.as_ref() else { return };
         let Some(tenure) = &agent.tenure else { return };
         let due =
             now > tenure.renewed + Duration::from_secs(3) && now > agent.asked_hold + Duration::from_millis(1_500);
-        if !due || tenure.ending.is_some() {
+        let froze = self.nodes[node].volume.state.promise.is_some() && !active(Mutation::FrozenHolderReturns);
+        if !due || tenure.ending.is_some() || froze {
             return;
         }
+        let term = tenure.term;
+        let Some(agent) = self.nodes[node].agent.as_mut() else { return };
         agent.asked_hold = now;
-        let message = Message::Hold {
-            asker: node,
-            holder: agent.me.holder(),
-            term: tenure.term,
-            sent: now,
-            generation: agent.generation,
-        };
+        let message =
+            Message::Hold { asker: node, holder: agent.me.holder(), term, sent: now, generation: agent.generation };
         self.count_holds(node);
         for other in 0..self.nodes.len() {
             if other != node && self.nodes[other].wanted {
@@ -252,9 +250,12 @@ impl World {
         self.redeliver(to, asker, &version, round);
         let now = self.clock(to);
         let state = &mut self.nodes[to].volume.state;
-        state.promise = Some(Promise::with(state.promise.as_ref(), &version));
+        let promise = Promise::with(state.promise.as_ref(), &version);
+        let made = state.promise.replace(promise.clone()) != Some(promise);
         if let Some(agent) = self.nodes[to].agent.as_mut() {
-            agent.promise_made = now;
+            if made {
+                agent.promise_made = now;
+            }
             agent.freezes.push((asker, version, round));
         }
         self.tick(to);
@@ -337,7 +338,8 @@ impl World {
             (Reply::Read { version, register, pods, terms }, kind) => {
                 agent.lease_read_sent = asking.sent;
                 agent.terms = Some(*terms);
-                self.read(node, &version, *register, &pods, asking.sent);
+                self.read(node, &version, *register, &pods);
+                self.lift_promise(node, &version, asking.sent);
                 if let Kind::Campaign(judged) = kind
                     && judged == version
                 {
@@ -368,7 +370,8 @@ impl World {
                         }
                     }
                 }
-                agent.lease = Some(Seen { register: *register, version, since: now });
+                agent.lease = Some(Seen { register: *register, version: version.clone(), since: now });
+                self.lift_promise(node, &version, asking.sent);
             }
             (Reply::Conflict, Kind::Write(_)) => {
                 agent.read_due = Duration::ZERO;
@@ -392,7 +395,7 @@ impl World {
     }
 
     /// A consistent read of the Lease.
-    fn read(&mut self, node: usize, version: &str, register: Register, pods: &[PodStatus], sent: Duration) {
+    fn read(&mut self, node: usize, version: &str, register: Register, pods: &[PodStatus]) {
         let now = self.clock(node);
         let holder = register.holder_instance().and_then(|instance| self.node_of(instance));
         let machine = &mut self.nodes[node];
@@ -403,13 +406,19 @@ impl World {
             agent.terminated = register.container_id.clone();
         }
         agent.learn_container(pods[node].running.clone());
-        let after_promise = sent >= agent.promise_made;
-        if let Some(promise) = machine.volume.state.promise.take() {
-            machine.volume.state.promise = promise.after(Read { version, after_promise });
-        }
         if agent.lease.as_ref().is_none_or(|seen| seen.version != version) {
             agent.unknown.clear();
             agent.lease = Some(Seen { register, version: version.to_owned(), since: now });
+        }
+    }
+
+    /// A consistent read, or a write of its own, showed this version.
+    fn lift_promise(&mut self, node: usize, version: &str, sent: Duration) {
+        let machine = &mut self.nodes[node];
+        let Some(agent) = machine.agent.as_ref() else { return };
+        let after_promise = sent >= agent.promise_made;
+        if let Some(promise) = machine.volume.state.promise.take() {
+            machine.volume.state.promise = promise.after(Read { version, after_promise });
         }
     }
 

@@ -104,6 +104,7 @@ fn nothing_acknowledged_is_lost_whatever_happens() {
         }
     }
     let took = began.elapsed();
+    let seeds = failed.last().map_or(seeds, |(seed, _)| seed - from + 1);
     println!(
         "{seeds} schedules from {from} in {took:?}: {events} events, {elections} primaries, {acknowledgements} acknowledged, {unsettled} blocked after the loss of a disk"
     );
@@ -119,10 +120,14 @@ fn nothing_acknowledged_is_lost_whatever_happens() {
 /// when its PostgreSQL connects by itself to a former source that is primary again, and its agent stands still meanwhile; and
 /// then what it claims to have flushed is, here, always below what the new history has written by then. A unit test holds it
 /// (`only_members_that_confirmed_the_term_are_set`).
+///
+/// `FrozenHolderReturns`: an overdue holder that served gives up, and is not started again; it takes a restart in place,
+/// which this world does not have, or a holder that never served. A unit test holds it
+/// (`a_holder_that_froze_is_brought_back_by_a_renewal_and_not_by_a_hold`).
 #[cfg(feature = "mutations")]
 const WEAK: &[hello_operator::core::election::mutation::Mutation] = {
-    use hello_operator::core::election::mutation::Mutation::ListedUnconfirmed;
-    &[ListedUnconfirmed]
+    use hello_operator::core::election::mutation::Mutation::{FrozenHolderReturns, ListedUnconfirmed};
+    &[FrozenHolderReturns, ListedUnconfirmed]
 };
 
 /// Each mistake must be found; the number is the seeds that it took.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::tests::{World, member, running, seconds};
+use super::vote::may_freeze;
 use super::*;
 use crate::api::agent::{LeaseBounds, Lsn};
 use crate::api::spec::Durability;
@@ -27,6 +28,22 @@ fn a_late_request_does_not_replace_the_promise_for_a_later_version() {
     assert!(left.stands("7") && !left.stands("6"), "version 7 is the present one: that promise stands");
     assert_eq!(promise.clone().after(read("8", false)), Some(promise.clone()), "a watch frees nobody");
     assert_eq!(promise.after(read("8", true)), None);
+}
+
+#[test]
+fn a_holder_that_froze_is_brought_back_by_a_renewal_and_not_by_a_hold() {
+    let mut holder = running();
+    holder.engine = EngineState::Stopped;
+    (holder.tenure.as_mut().unwrap().served, holder.terms.as_mut().unwrap().failover) = (false, true);
+    holder.now = holder.view().deadline().unwrap();
+    assert!(may_freeze(&holder.view()).is_ok(), "it is overdue, and nothing runs: it answers");
+    holder.promise = Some(Promise::with(None, &holder.lease.as_ref().unwrap().version.clone()));
+    holder.tenure.as_mut().unwrap().held_until = Some(holder.now + seconds(5));
+    assert!(!holder.view().valid());
+    assert_eq!(engine_step(&holder.view()), EngineStep::Keep, "the candidate counts on what it answered");
+    assert!(may_freeze(&holder.view()).is_ok(), "it says so again to whoever asks");
+    holder.promise = None;
+    assert_eq!(engine_step(&holder.view()), EngineStep::StartPrimary);
 }
 
 #[test]

@@ -94,6 +94,8 @@ mutations! {
     FreezeWhileBound,
     /// freeze answered by a holder that counts itself valid
     FreezeByHolder,
+    /// holder that froze when it was overdue is valid again by a late hold
+    FrozenHolderReturns,
     /// hold not persisted
     HoldNotPersisted,
     /// one hold too few is enough

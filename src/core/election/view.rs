@@ -179,10 +179,13 @@ impl View<'_> {
         registered.into_iter().chain(configured).min()
     }
 
-    /// Whether this agent's tenure is valid by the time.
+    /// Whether this agent's tenure is valid: by the time, and as long as it froze on no version. A holder that was overdue
+    /// answers a candidate, and its answer alone may stand for all that it acknowledged; a hold that reaches it later must
+    /// not make it writable again. A renewal does, because it makes the version void on which it froze.
     pub fn valid(&self) -> bool {
         active(Mutation::DeadlineDropped) && self.tenure.is_some()
             || self.deadline().is_some_and(|deadline| self.now < deadline)
+                && (self.promise.is_none() || active(Mutation::FrozenHolderReturns))
     }
 
     /// Whether PostgreSQL died under this holder and another instance can take over: a replica is ready sooner than crash
@@ -196,11 +199,6 @@ impl View<'_> {
 }
 
 impl Tenure {
-    /// Whether writes may be acknowledged now.
-    pub fn valid(&self, now: Boot, bounds: &LeaseBounds) -> bool {
-        now < self.deadline(bounds)
-    }
-
     /// When PostgreSQL has to be stopped.
     pub fn deadline(&self, bounds: &LeaseBounds) -> Boot {
         let renewed = self.renewed + Duration::from_secs(u64::from(bounds.renew_deadline));
