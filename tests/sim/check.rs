@@ -1,5 +1,7 @@
 //! What must hold, looked at in every step.
 
+use std::collections::BTreeMap;
+
 use hello_operator::core::election::{Register, STOP_BUDGET};
 
 use super::postgres::Dir;
@@ -24,6 +26,8 @@ pub struct Check {
     /// A disk was lost: an election may be blocked for ever.
     pub disk_lost: bool,
     pub elections: u64,
+    /// Whether commits of a term waited for replicas, by the last register of that term.
+    waited_for: BTreeMap<i64, bool>,
 }
 
 impl Check {
@@ -49,10 +53,8 @@ impl World {
 
     pub fn check_acknowledged(&mut self, node: usize, term: i64, id: u32) {
         self.check.acknowledgements += 1;
-        // By the rules of its own term, if another has begun meanwhile.
-        let own = self.nodes[node].agent.as_ref().and_then(|agent| agent.lease.as_ref()).map(|seen| &seen.register);
-        let register = own.filter(|_| self.api.register.term > term).unwrap_or(&self.api.register);
-        let quorum = register.rules.iter().all(|rule| rule.k > 0);
+        // By the last rules of its own term: it may have read of a later one, and its PostgreSQL is still being killed.
+        let quorum = self.check.waited_for.get(&term).copied().unwrap_or(true);
         // Stricter than it must be: not even once another has taken the Lease, whether it serves already or not.
         let higher = self.check.highest_term.max(self.api.register.term);
         if term < higher && !self.woke(node) && !self.nodes[node].zombie {
@@ -109,6 +111,7 @@ impl World {
         if after.term < before.term || after.established < before.established || after.reserved < before.reserved {
             self.violate("register", format!("it went back: {before:?} to {after:?}"));
         }
+        self.check.waited_for.insert(after.term, after.rules.iter().all(|rule| rule.k > 0));
         if after.asynchronous() && !before.asynchronous() {
             // From here on the user wants no more than Async gives, for what is old as well.
             self.check.acknowledged.clear();
