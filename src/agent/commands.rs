@@ -6,6 +6,7 @@ use super::run::{Agent, show};
 use crate::api::agent::{CommandAnswer, HandOverReason, LeaveCommand, RestartCommand, SwitchoverCommand};
 use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::core::election::planned::{Target, target};
+use crate::telemetry::traces::agent::current;
 
 /// A command with where to answer.
 #[derive(Debug)]
@@ -96,6 +97,7 @@ impl Agent {
         };
         tracing::info!(id = %command.id, to, reason = %command.reason, "a switchover was asked for");
         self.switchover = Some(Switchover { to, id: Some(command.id), reason: HandOverReason::Switchover });
+        self.spans.asked_by = current();
         Ok(under_way)
     }
 
