@@ -15,7 +15,7 @@ use crate::telemetry::traces::agent::AgentTraces;
 /// What is kept for them.
 pub(super) struct Spans {
     pub(super) traces: AgentTraces,
-    /// The request that asked for a switchover.
+    /// The request that asked for the hand-over that is under way.
     pub(super) asked_by: SpanContext,
     /// When the present attempts to lead clients here, and to prove the sync rule, were begun.
     pub(super) publishing: Boot,
