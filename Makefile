@@ -88,7 +88,7 @@ endef
 e2e e2e-long chaos bench bench-failover: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
 	@tests/store/install >/dev/null
-	@tests/cluster/build prometheus alertmanager monitoring-crds
+	@tests/cluster/build prometheus alertmanager monitoring-crds collector
 	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
 e2e-long: ## What is too long for `make test` (CASE=part of a test's name)

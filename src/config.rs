@@ -1,12 +1,14 @@
 //! Flags and environment, typed, read in this one place.
 
 pub mod ctl;
+pub mod traces;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::backup::target::{AwsIdentity, AzureIdentity, CloudIdentity};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use traces::Destination;
 
 /// Hello Operator: PostgreSQL on Kubernetes, highly available.
 #[derive(Debug, Parser)]
@@ -202,8 +204,10 @@ pub struct PlanArgs {
 pub struct TelemetryEnv {
     /// `RUST_LOG`: levels, target by target.
     pub log_filter: Option<String>,
-    /// Whether the standard `OTEL_` variables name a collector of traces. The rest of them is the SDK's to read.
-    pub traces: bool,
+    /// The collector of traces that the standard `OTEL_` variables name, if they name one.
+    pub traces: Option<Destination>,
+    /// Why they cannot be followed.
+    pub refused: Option<String>,
 }
 
 impl TelemetryEnv {
@@ -215,10 +219,11 @@ impl TelemetryEnv {
 
     fn from(get: impl Fn(&str) -> Option<String>) -> Self {
         let get = |name: &str| get(name).filter(|value| !value.trim().is_empty());
-        let collector = get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").or_else(|| get("OTEL_EXPORTER_OTLP_ENDPOINT"));
-        let off = get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
-            || get("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-        Self { log_filter: get("RUST_LOG"), traces: collector.is_some() && !off }
+        let (traces, refused) = match traces::destination(get) {
+            Ok(traces) => (traces, None),
+            Err(why) => (None, Some(why)),
+        };
+        Self { log_filter: get("RUST_LOG"), traces, refused }
     }
 }
 
@@ -254,14 +259,10 @@ mod tests {
     }
 
     #[test]
-    fn traces_only_with_a_collector() {
-        assert_eq!(env(&[]), TelemetryEnv::default());
-        assert!(env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")]).traces);
-        assert!(env(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector:4317")]).traces);
-        assert!(!env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]).traces);
-        let collector = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
-        assert!(!env(&[collector, ("OTEL_SDK_DISABLED", "true")]).traces);
-        assert!(!env(&[collector, ("OTEL_TRACES_EXPORTER", "none")]).traces);
+    fn what_cannot_be_followed_is_said() {
+        let broken = env(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")]);
+        assert_eq!(broken.traces, None);
+        assert!(broken.refused.unwrap().contains("OTEL_EXPORTER_OTLP_ENDPOINT"));
     }
 
     #[test]

@@ -74,7 +74,9 @@ fn run_agent(log: &LogArgs, work: impl Future<Output = Result<(), agent::Error>>
         Err(error) => return finish(Err(error)),
     };
     let outcome = runtime.block_on(async {
-        let telemetry = telemetry::init(log, &TelemetryEnv::read(), "hello-operator-agent");
+        // Where its traces go it learns from its configuration.
+        let environment = TelemetryEnv { traces: None, refused: None, ..TelemetryEnv::read() };
+        let telemetry = telemetry::init(log, &environment, "hello-operator-agent");
         let outcome = work.await;
         if let Err(error) = &outcome {
             tracing::error!(%error, category = error.category().as_str(), "the agent cannot go on");

@@ -187,9 +187,14 @@ fn every_value_has_an_effect_and_is_set_in_the_full_values() {
         let key = path.trim_start_matches('/').replace('.', "\\.").replace('/', ".");
         // The rest of what is off by default has an effect where that is on.
         let group = key.split('.').next().unwrap();
-        let on = match OFF.contains(&group) && key != format!("{group}.enabled") {
-            true => vec!["--set".to_owned(), format!("{group}.enabled=true")],
-            false => Vec::new(),
+        let on = match group {
+            "tracing" if key != "tracing.endpoint" => {
+                vec!["--set".to_owned(), format!("{group}.endpoint=http://c:4317")]
+            }
+            _ if OFF.contains(&group) && key != format!("{group}.enabled") => {
+                vec!["--set".to_owned(), format!("{group}.enabled=true")]
+            }
+            _ => Vec::new(),
         };
         let mut arguments: Vec<&str> = on.iter().map(String::as_str).collect();
         let before = render(helm, &arguments);
@@ -238,7 +243,11 @@ fn the_schema_refuses_what_has_no_meaning() {
         ("networkPolicy.from[0].pod=x", "pod"),
         ("priorityClassName=High Priority", "priorityClassName"),
         ("tracing.endpoint=collector:4317", "endpoint"),
-        ("tracing.endpoint=https://collector:4317", "endpoint"),
+        ("tracing.endpoint=https://user:password@collector:4317", "endpoint"),
+        ("tracing.protocol=http/json", "protocol"),
+        ("tracing.headers=authorization=Bearer x", "headers"),
+        ("tracing.authority=A B", "authority"),
+        ("tracing.environment.PATH=x", "PATH"),
         ("resources.limit.memory=1Gi", "limit"),
         ("imagePullSecrets[0]=my-registry", "imagePullSecrets"),
         ("monitors.interval=often", "interval"),

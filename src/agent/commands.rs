@@ -1,11 +1,13 @@
 //! What the operator may command. An agent refuses a term that is older than the one it knows.
 
+use opentelemetry::trace::SpanContext;
 use tokio::sync::oneshot;
 
 use super::run::{Agent, show};
 use crate::api::agent::{CommandAnswer, HandOverReason, LeaveCommand, RestartCommand, SwitchoverCommand};
 use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::core::election::planned::{Target, target};
+use crate::telemetry::traces::agent::current;
 
 /// A command with where to answer.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub(super) struct Switchover {
     /// The command that asked for it.
     pub(super) id: Option<String>,
     pub(super) reason: HandOverReason,
+    /// The span of the request.
+    pub(super) asked_by: SpanContext,
 }
 
 impl Agent {
@@ -95,7 +99,8 @@ impl Agent {
             }
         };
         tracing::info!(id = %command.id, to, reason = %command.reason, "a switchover was asked for");
-        self.switchover = Some(Switchover { to, id: Some(command.id), reason: HandOverReason::Switchover });
+        let (id, reason, asked_by) = (Some(command.id), HandOverReason::Switchover, current());
+        self.switchover = Some(Switchover { to, id, reason, asked_by });
         Ok(under_way)
     }
 

@@ -246,6 +246,7 @@ impl Agent {
             return;
         }
         self.duties.confirming.begin();
+        self.spans.proving = boottime();
         let (socket, events, from_empty) = (self.place.socket.clone(), self.events.clone(), self.duties.from_empty);
         let setting = sync_names::any(sync.k, &sync.members);
         tokio::spawn(async move {
@@ -348,6 +349,7 @@ impl Agent {
         }
         self.duties.tried = Some(routes.clone());
         self.duties.routes.begin();
+        self.spans.publishing = boottime();
         let (endpoints, events) = (self.endpoints.clone(), self.events.clone());
         tokio::spawn(async move {
             let outcome = endpoints.write(&routes).await;
@@ -422,6 +424,12 @@ impl Agent {
                 match outcome {
                     Ok(true) if still => {
                         tracing::info!(rule = %rule, "the sync rule is in force");
+                        if let Some(term) =
+                            self.handed_over().filter(|term| self.spans.committed != *term && rule.k > 0)
+                        {
+                            self.spans.committed = term;
+                            self.tell_step("first commit", term, self.spans.proving, Ok(rule.to_string()));
+                        }
                         self.duties.from_empty = false;
                         self.duties.confirmed = Some(rule);
                         self.duties.confirming.end(Duration::ZERO);
@@ -470,6 +478,9 @@ impl Agent {
             }
             Event::Routed(routes, outcome) => match outcome {
                 Ok(()) => {
+                    if let Some(term) = self.handed_over().filter(|_| self.duties.routed.is_none()) {
+                        self.tell_step("publish", term, self.spans.publishing, Ok(String::new()));
+                    }
                     self.duties.routed = Some(routes);
                     self.duties.routes.end(ROUTES_EVERY);
                 }

@@ -107,10 +107,16 @@ impl Agent {
         Ok(())
     }
 
-    fn give(&mut self, asker: Asker, version: &str, answer: FreezeAnswer) {
+    fn give(&mut self, Waiting { asker, version, until, .. }: Waiting, answer: FreezeAnswer) {
+        let (version, since) = (version.as_str(), until.saturating_sub(FREEZE));
         if let Err(why) = &answer {
             tracing::info!(version, ?why, "gives no answer for an election");
         }
+        let outcome = match &answer {
+            Ok(answer) => Ok(format!("{}:{}", answer.timeline, answer.end)),
+            Err(why) => Err(format!("{why:?}")),
+        };
+        self.tell_step("freeze", self.next_term(), since, outcome);
         match asker {
             // Nobody may listen any more.
             Asker::Peer(sender) => drop(sender.send(answer)),
@@ -130,13 +136,13 @@ impl Agent {
     pub(super) fn answer_freezes(&mut self) {
         for mut waiting in std::mem::take(&mut self.elections.waiting) {
             match self.stands_still_for(&mut waiting) {
-                Ok(Some(answer)) => self.give(waiting.asker, &waiting.version, Ok(answer)),
+                Ok(Some(answer)) => self.give(waiting, Ok(answer)),
                 // It is on its way to a standstill.
                 Ok(None) | Err(NoAnswer::Busy | NoAnswer::Replaying) if boottime() < waiting.until => {
                     self.elections.waiting.push(waiting);
                 }
-                Ok(None) => self.give(waiting.asker, &waiting.version, Err(NoAnswer::Busy)),
-                Err(why) => self.give(waiting.asker, &waiting.version, Err(why)),
+                Ok(None) => self.give(waiting, Err(NoAnswer::Busy)),
+                Err(why) => self.give(waiting, Err(why)),
             }
         }
         self.count();
@@ -231,7 +237,8 @@ impl Agent {
         let who: Vec<String> =
             answers.iter().map(|answer| format!("{} {}:{}", answer.instance, answer.timeline, answer.end)).collect();
         tracing::info!(answers = %who.join(", "), "the ballot of the election");
-        let Some(Campaign { version, answers, .. }) = self.elections.campaign.take() else { return };
+        let Some(Campaign { version, began, answers, .. }) = self.elections.campaign.take() else { return };
+        self.tell_step("ballot", self.next_term(), began, Ok(who.join(", ")));
         let before = self.elections.ballot.as_ref().filter(|ballot| ballot.version == version);
         let before = before.map_or(0, |ballot| ballot.before + 1);
         self.elections.ballot = Some(Ballot { version, at: boottime(), before, answers });

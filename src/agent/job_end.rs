@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use opentelemetry::trace::SpanContext;
+
 use super::Error;
 use super::process::boottime;
 use super::rewind::Outcome;
@@ -9,7 +11,7 @@ use super::run::Agent;
 use super::tenure::now;
 use super::volume::Staged;
 use crate::api::agent::{HandOverReason, Rejoin, Rejoined};
-use crate::core::election::{Data, EngineState, Job};
+use crate::core::election::{Boot, Data, EngineState, Job};
 use crate::engine::postgres::control::ControlData;
 
 /// A restore that failed is tried again after this, up to eight times as long.
@@ -72,7 +74,8 @@ impl Agent {
     pub(super) async fn job_ended(&mut self, serial: u64, end: JobEnd) {
         // The last word of a job that was given up is not about what runs now.
         let Some(task) = self.job.take_if(|task| task.serial == serial) else { return };
-        let (job, source) = (task.job, task.source.clone());
+        let (job, source, began) = (task.job, task.source.clone(), task.began);
+        self.tell_job(job, began, &end);
         match end {
             JobEnd::Bootstrap(Ok(staged)) => {
                 self.engine = EngineState::Stopped;
@@ -165,6 +168,31 @@ impl Agent {
                     member.history = before.history;
                 }
             }
+        }
+    }
+
+    /// What a job of the primary is in a hand-over.
+    fn tell_job(&mut self, job: Job, began: Boot, end: &JobEnd) {
+        match end {
+            JobEnd::Stopped(clean, _) if job == Job::StopPrimary && self.tenure.is_some() => {
+                let asked_by = std::mem::replace(&mut self.spans.asked_by, SpanContext::empty_context());
+                let outcome = if *clean { Ok("in order".to_owned()) } else { Err("it was killed".to_owned()) };
+                self.tell_asked_step("stop", self.next_term(), began, outcome, asked_by);
+            }
+            JobEnd::Promoted(outcome) => {
+                let outcome =
+                    outcome.as_ref().map(|timeline| format!("timeline {timeline}")).map_err(ToString::to_string);
+                if let Some(term) = self.handed_over() {
+                    self.tell_step("promotion", term, began, outcome);
+                }
+            }
+            JobEnd::Started(outcome) if job == Job::StartPrimary => {
+                if let Some(term) = self.handed_over() {
+                    let outcome = outcome.as_ref().map(|()| String::new()).map_err(ToString::to_string);
+                    self.tell_step("start", term, began, outcome);
+                }
+            }
+            _ => {}
         }
     }
 

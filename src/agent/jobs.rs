@@ -17,7 +17,7 @@ use super::rewind::{Outcome, rewind};
 use super::run::{Agent, Event, Task, random_word};
 use super::sql::Socket;
 use crate::api::agent::Phase;
-use crate::core::election::{Data, EngineState, Job, Source, SyncSetting, rules};
+use crate::core::election::{Boot, Data, EngineState, Job, Source, SyncSetting, rules};
 use crate::engine::postgres::{slots, sync_names};
 
 /// How long a shutdown in order may take before everything is killed.
@@ -34,6 +34,7 @@ pub(super) struct JobTask {
     pub(super) job: Job,
     pub(super) source: Option<Source>,
     pub(super) serial: u64,
+    pub(super) began: Boot,
     _task: Task,
 }
 
@@ -51,7 +52,7 @@ impl Agent {
             let end = work.await;
             let _ = events.send(Event::Job(serial, Box::new(end))).await;
         });
-        self.job = Some(JobTask { job, source, serial, _task: Task(task) });
+        self.job = Some(JobTask { job, source, serial, began: boottime(), _task: Task(task) });
         self.engine = EngineState::Busy(job);
     }
 

@@ -36,6 +36,7 @@ mod room;
 pub mod rules;
 pub mod run;
 pub mod server;
+mod spans;
 pub mod sql;
 pub mod standstill;
 mod steps;

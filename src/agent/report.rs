@@ -10,6 +10,7 @@ use crate::api::agent::{ElectionPhase, Report};
 use crate::api::archive::StoreReport;
 use crate::telemetry;
 use crate::telemetry::health::Health;
+use crate::telemetry::traces::agent::AgentTraces;
 
 /// After this long without a turn of the loop, the agent counts as stuck.
 const STUCK: Duration = Duration::from_secs(15);
@@ -90,15 +91,16 @@ impl Shared {
     }
 
     /// The text of `/metrics`.
-    pub fn metrics(&self) -> Result<String, telemetry::Error> {
+    pub fn metrics(&self, traces: &AgentTraces) -> Result<String, telemetry::Error> {
         let snapshot = self.get().clone();
-        Ok(render(&snapshot)?)
+        Ok(render(&snapshot, traces)?)
     }
 }
 
 /// The metrics are made from the snapshot at each request: nothing can be stale, and nothing stays that is gone.
-fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
+fn render(snapshot: &Snapshot, traces: &AgentTraces) -> Result<String, prometheus::Error> {
     let registry = Registry::new();
+    traces.register(&registry)?;
     let gauge = |name: &str, help: &str, value: i64| -> Result<(), prometheus::Error> {
         let gauge = IntGauge::new(name, help)?;
         gauge.set(value);
@@ -253,6 +255,10 @@ mod tests {
     use super::*;
     use crate::api::agent::{Lsn, Phase, ReplicaReport};
 
+    fn off() -> AgentTraces {
+        AgentTraces::new("shop", "db", "db-1")
+    }
+
     #[test]
     fn metrics_are_made_of_the_snapshot_and_nothing_unknown_is_a_zero() {
         let mut report = Report {
@@ -273,7 +279,7 @@ mod tests {
             replayed: Some(Lsn(900)),
             streaming: true,
         });
-        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }).unwrap();
+        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }, &off()).unwrap();
         for line in [
             "hello_pg_up 0",
             "hello_pg_disk_full 1",
@@ -312,8 +318,11 @@ mod tests {
             streaming: true,
         });
         let some = vec![("some".to_owned(), 1)];
+        let on = off();
+        let collector = serde_json::json!({"endpoint": "http://127.0.0.1:1", "protocol": "grpc", "timeoutMillis": 1});
+        on.follow(Some(&serde_json::from_value(collector).unwrap()));
         let numbers = Numbers { databases: some.clone(), slots: some, ..Numbers::default() };
-        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: Some(numbers) }).unwrap();
+        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: Some(numbers) }, &on).unwrap();
         let documented = include_str!("../../docs/observability.md");
         for family in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
             let name = family.split(' ').next().unwrap();
@@ -329,7 +338,7 @@ mod tests {
         store.archive.failing_since = Some("2026-11-30T10:00:00Z".into());
         store.archive.last_at = Some("1970-01-01T00:01:00Z".into());
         let report = Report { store: Some(store), ..Report::new("db-1", "u") };
-        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }).unwrap();
+        let text = render(&Snapshot { turned: Duration::ZERO, report, numbers: None }, &off()).unwrap();
         for line in [
             "hello_pg_archived_total 7",
             "hello_pg_archive_failures_total 2",

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use opentelemetry::trace::SpanContext;
+
 use super::Error;
 use super::commands::Switchover;
 use super::conf::asked;
@@ -136,7 +138,12 @@ impl Agent {
         let primary = self.engine == EngineState::Primary && self.rooms.full.is_some();
         let roomy = self.roomy();
         let to = hands_over(primary, self.members.age(boottime()), &roomy).cloned();
-        let wish = to.map(|to| Switchover { to, id: None, reason: HandOverReason::DiskFull });
+        let wish = to.map(|to| Switchover {
+            to,
+            id: None,
+            reason: HandOverReason::DiskFull,
+            asked_by: SpanContext::empty_context(),
+        });
         if let Some(wish) = wish.as_ref().filter(|wish| self.switchover.as_ref() != Some(wish)) {
             tracing::warn!(to = %wish.to, "the volume is full here, and there is room");
         }

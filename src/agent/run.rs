@@ -10,6 +10,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use opentelemetry::Context;
+use opentelemetry::context::FutureExt;
+use opentelemetry::trace::TraceContextExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -37,6 +40,7 @@ use super::probe::{Verdict, Watched};
 use super::process::{Processes, boottime};
 use super::report::Shared;
 use super::room::Rooms;
+use super::spans::Spans;
 use super::sql::Socket;
 use super::steps::Look;
 use super::tenure::{Containers, Write};
@@ -52,6 +56,7 @@ use crate::core::election::planned::wish;
 use crate::core::election::{Answer, Boot, Data, EngineState, Identity, Register, Rule, Seen, Tenure, Terms, View};
 use crate::core::quantity;
 use crate::engine::postgres::control::Critical;
+use crate::telemetry::traces::agent::AgentTraces;
 
 /// The loop turns at least this often.
 const TICK: Duration = Duration::from_millis(500);
@@ -103,8 +108,8 @@ pub enum Event {
     Held(u64, Boot, HoldAnswer),
     /// The status of the database's container of an instance.
     Container(String, Result<Option<Box<ContainerStatus>>, Error>),
-    /// A command came in.
-    Command(Command),
+    /// A command came in, and the span of the request that brought it.
+    Command(Command, Context),
     /// A base backup ended.
     BackupEnded(String, Box<BackupEnd>),
     /// The store was looked at.
@@ -192,6 +197,7 @@ pub(super) struct Agent {
     pub(super) members: Members,
     pub(super) observation: Option<Observation>,
     pub(super) duties: super::duties::Duties,
+    pub(super) spans: Spans,
     pub(super) stopping: Option<Boot>,
     pub(super) released: bool,
     pub(super) restart: Option<String>,
@@ -230,14 +236,15 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
     };
     tracing::info!(instance = %me.instance, nonce = %me.nonce, version = build::VERSION, commit = build::COMMIT, "the agent begins");
     let shared = Shared::new(super::publish::first_report(&me));
+    let traces = AgentTraces::new(&args.namespace, &args.cluster, &args.instance);
     let (events, mut inbox) = mpsc::channel(64);
     // Health first: the kubelet must be able to see an agent that waits for its volume.
     let health = crate::telemetry::health::Server::bind(
         SocketAddr::new(unspecified(args.address), PORT_HEALTH),
         &shared.health(),
         {
-            let shared = shared.clone();
-            move || shared.metrics()
+            let (shared, traces) = (shared.clone(), traces.clone());
+            move || shared.metrics(&traces)
         },
     )
     .await
@@ -254,6 +261,7 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
         shared.clone(),
         events.clone(),
         socket.clone(),
+        traces.clone(),
     )
     .await?;
     let stores = Stores::new(client.clone(), &args.namespace, cloud);
@@ -274,6 +282,7 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
     let place = Place { instance: args.instance.clone(), memory: args.memory_bytes, layout, socket, secrets, archiver };
     let mut agent = Agent {
         duties: super::duties::Duties::new(&place.secrets),
+        spans: Spans::new(traces),
         lease_api: LeaseApi::new(client.clone(), &args.namespace, &names),
         peers: Peers::new(client.clone(), &args.namespace, tls.clone()),
         endpoints: Endpoints::new(client, &args.namespace, &names),
@@ -342,16 +351,18 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
     loop {
         let wait = agent.wake.take().unwrap_or(TICK);
         tokio::select! {
-            event = inbox.recv() => if let Some(event) = event { agent.take_in(event).await },
+            event = inbox.recv() => if let Some(event) = event { agent.take_in_traced(event).await },
             () = tokio::time::sleep(wait) => {}
         }
         // What came in meanwhile belongs to the same turn.
         while let Ok(event) = inbox.try_recv() {
-            agent.take_in(event).await;
+            agent.take_in_traced(event).await;
         }
-        agent.turn().await;
+        let trace = agent.trace();
+        agent.turn().with_context(trace).await;
         if agent.at_end() {
             tracing::info!(released = agent.released, "the agent ends");
+            agent.spans.traces.shutdown().await;
             return Ok(());
         }
     }
@@ -497,6 +508,12 @@ impl Agent {
         self.lease.as_ref().map(|(_, seen)| &seen.register)
     }
 
+    /// Lines of the log that belong to a hand-over name its trace.
+    async fn take_in_traced(&mut self, event: Event) {
+        let trace = self.trace();
+        self.take_in(event).with_context(trace).await;
+    }
+
     async fn take_in(&mut self, event: Event) {
         match event {
             Event::LeaseSeen(lease) => self.watched(*lease),
@@ -523,7 +540,10 @@ impl Agent {
                     self.tenure_ends(HandOverReason::Shutdown);
                 }
             }
-            Event::Command(command) => self.command(command),
+            Event::Command(command, context) => {
+                let _traced = context.span().span_context().is_valid().then(|| context.attach());
+                self.command(command);
+            }
             Event::BackupEnded(id, end) => self.backup_ended(&id, *end),
             Event::Catalog(report) => self.looked_at_store(*report),
             other => self.duty_ended(other),
@@ -550,6 +570,7 @@ impl Agent {
             self.rejected = None;
         }
         self.members.wanted(&terms.instances);
+        self.spans.traces.follow(config.traces.as_ref());
         self.terms = Some(terms);
         self.config = Some(config);
     }

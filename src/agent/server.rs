@@ -4,13 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use opentelemetry::Context;
+use opentelemetry::context::FutureExt;
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -26,6 +29,8 @@ use crate::api::agent::{CommandAnswer, FreezeRequest, HoldRequest, LeaveCommand,
 use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::api::names::{OPERATOR_CN, REPLICATION_USER};
 use crate::core::election::NoAnswer;
+use crate::telemetry::traces::agent::{AgentTraces, answered};
+use crate::telemetry::traces::context::TRACEPARENT;
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A connection may stay open this long for further requests.
@@ -51,6 +56,7 @@ pub async fn serve(
     shared: Shared,
     events: mpsc::Sender<Event>,
     socket: Socket,
+    traces: AgentTraces,
 ) -> Result<(), Error> {
     let listener = TcpListener::bind(address).await.map_err(Error::io("listen on", address.to_string()))?;
     let router = Router::new()
@@ -64,6 +70,7 @@ pub async fn serve(
         .route("/v1/backup/cancel", post(cancel_backup))
         .route("/v1/switch-wal", post(switch_wal))
         .layer(DefaultBodyLimit::max(64 * 1024))
+        .layer(from_fn_with_state(traces, traced))
         .with_state(Ctx { shared, events, socket });
     tokio::spawn(async move {
         let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
@@ -96,6 +103,23 @@ async fn connection(stream: TcpStream, tls: &Tls, router: Router) {
         .header_read_timeout(HANDSHAKE)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await;
+}
+
+/// What the operator asks for in a trace of its own is a span of that trace.
+async fn traced(
+    State(traces): State<AgentTraces>,
+    Extension(Peer(name)): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let parent = request.headers().get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let parent = parent.filter(|_| name == OPERATOR_CN);
+    let Some(context) = parent.and_then(|parent| traces.request(request.uri().path(), parent)) else {
+        return next.run(request).await;
+    };
+    let response = next.run(request).with_context(context.clone()).await;
+    answered(&context, response.status().as_u16());
+    response
 }
 
 async fn report(State(ctx): State<Ctx>, Extension(Peer(name)): Extension<Peer>) -> Response {
@@ -205,7 +229,8 @@ async fn order(
     }
     let (sender, receiver) = oneshot::channel();
     let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-    if tokio::time::timeout(ANSWER, ctx.events.send(Event::Command(command(sender)))).await.is_err() {
+    if tokio::time::timeout(ANSWER, ctx.events.send(Event::Command(command(sender), Context::current()))).await.is_err()
+    {
         return unavailable.into_response();
     }
     match tokio::time::timeout(ANSWER, receiver).await {

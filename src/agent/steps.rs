@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use opentelemetry::trace::SpanContext;
+
 use super::Error;
 use super::bootstrap::control;
 use super::history::timelines;
@@ -386,6 +388,8 @@ impl Agent {
             EngineStep::HandOver(wish) => {
                 tracing::info!(to = %wish, "hands over");
                 let asked = self.switchover.take();
+                let asked_by = asked.as_ref().map(|asked| asked.asked_by.clone());
+                self.spans.asked_by = asked_by.unwrap_or(SpanContext::empty_context());
                 self.tenure_ends(asked.as_ref().map_or(HandOverReason::Switchover, |asked| asked.reason));
                 if let Some(id) = asked.and_then(|asked| asked.id) {
                     // It starts anew as a replica, which is the restart that the command may be for.

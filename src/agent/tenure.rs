@@ -281,7 +281,12 @@ impl Agent {
                     self.lift_promise(&version, sent);
                 }
                 match write {
-                    Write::Take(term) => self.took(term, sent),
+                    Write::Take(term) => {
+                        self.took(term, sent);
+                        if self.handed_over().is_some() {
+                            self.tell_step("take", term, sent, Ok(String::new()));
+                        }
+                    }
                     Write::Renew => {
                         let term = self.register().map_or(0, |register| register.term);
                         match &mut self.tenure {
@@ -293,12 +298,18 @@ impl Agent {
                     }
                     Write::Release => {
                         tracing::info!("released the Lease of the primary");
+                        self.tell_step("release", self.next_term(), sent, Ok(String::new()));
                         self.lost();
                         self.released = self.stopping.is_some();
                     }
                 }
             }
-            Written::Conflict => self.must_read(),
+            Written::Conflict => {
+                if let Write::Take(term) = write {
+                    self.tell_step("take", term, sent, Err("another was first".into()));
+                }
+                self.must_read();
+            }
             // Its rights went with its object. It will not be heard, and whoever comes next waits for the Lease to run out.
             Written::Refused(error) if write == Write::Release && self.stopping.is_some() => {
                 tracing::warn!(%error, category = error.category().as_str(), "the Lease cannot be released");

@@ -41,6 +41,38 @@ pub struct ClusterConfig {
     /// (yet): then `spec.bootstrap.restore` still says that nothing may begin empty.
     #[serde(default)]
     pub restore: Option<RestoreOrder>,
+    /// Where agents send traces; None: nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traces: Option<Collector>,
+}
+
+/// A collector of traces, with nothing that is secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Collector {
+    /// Its address: of the whole resource for HTTP, of the server for gRPC.
+    pub endpoint: String,
+    /// How it is spoken to.
+    pub protocol: TraceProtocol,
+    /// Whether what is sent is compressed.
+    #[serde(default)]
+    pub gzip: bool,
+    /// How long one batch may take, in milliseconds.
+    pub timeout_millis: u64,
+    /// Certificates (PEM) that it is verified by. None: those that the world trusts.
+    #[serde(default)]
+    pub authority: Option<String>,
+}
+
+/// How a collector of traces is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TraceProtocol {
+    /// OTLP over gRPC.
+    #[serde(rename = "grpc")]
+    Grpc,
+    /// OTLP over HTTP, binary.
+    #[serde(rename = "http/protobuf")]
+    Http,
 }
 
 /// What a new cluster is restored from.

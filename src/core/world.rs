@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::election::Register;
-use crate::api::agent::{ClusterConfig, HandOver, Report};
+use crate::api::agent::{ClusterConfig, Collector, HandOver, Report};
 use crate::api::backup::{BackupTarget, HelloBackupStatus};
 use crate::api::names::{GROUP, KIND_BACKUP, Names, VERSION};
 use crate::api::spec::HelloOperatorSpec;
@@ -426,6 +426,8 @@ pub struct World {
     pub now: Timestamp,
     /// Image that brings the agent.
     pub agent_image: String,
+    /// Where agents send traces.
+    pub traces: Option<Collector>,
     /// The object.
     pub object: ObjectFacts,
     /// Whether a bare CRD stands over ours.

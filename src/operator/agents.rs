@@ -25,6 +25,7 @@ use super::keys::{self, Pair};
 use super::mirror::ClusterKey;
 use crate::api::agent::{CommandAnswer, Report};
 use crate::api::names::{OPERATOR_CN, PORT_AGENT};
+use crate::telemetry::traces::context::{TRACEPARENT, traceparent};
 
 /// A whole request, from dialling to the last byte of the answer.
 const CALL: Duration = Duration::from_secs(2);
@@ -170,13 +171,15 @@ async fn request(
     let stream = connector.connect(name, stream).await.map_err(|error| failed(target, error))?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(target, error))?;
-    let request = Request::builder()
+    let mut request = Request::builder()
         .method(method)
         .uri(path)
         .header(http::header::HOST, &target.instance)
-        .header(http::header::CONTENT_TYPE, "application/json")
-        .body(Full::new(body))
-        .map_err(|error| failed(target, error))?;
+        .header(http::header::CONTENT_TYPE, "application/json");
+    if let Some(parent) = traceparent() {
+        request = request.header(TRACEPARENT, parent);
+    }
+    let request = request.body(Full::new(body)).map_err(|error| failed(target, error))?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(|error| failed(target, error))?;
         let status = response.status();

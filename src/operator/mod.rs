@@ -41,7 +41,7 @@ use crd::Degraded;
 use events::Events;
 use mirror::{ClusterKey, Scope};
 use object::Entry;
-use observe::Observer;
+use observe::{Observer, ToAgents};
 use queue::Queue;
 use reconcile::Reconciler;
 use secrets::Secrets;
@@ -58,13 +58,16 @@ const STANDBY: Duration = Duration::from_millis(50);
 
 /// Runs the operator until it is told to end.
 pub async fn run(args: RunArgs, log: LogArgs) -> Result<(), Error> {
-    let telemetry = crate::telemetry::init(&log, &TelemetryEnv::read(), "hello-operator")?;
-    let outcome = serve(args, &telemetry).await;
+    let environment = TelemetryEnv::read();
+    let telemetry = crate::telemetry::init(&log, &environment, "hello-operator")?;
+    let traces = environment.traces.as_ref().and_then(|to| to.for_agents()).cloned();
+    let to_agents = ToAgents { image: args.agent_image.clone(), traces };
+    let outcome = serve(args, to_agents, &telemetry).await;
     telemetry.shutdown().await;
     outcome
 }
 
-async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result<(), Error> {
+async fn serve(args: RunArgs, to_agents: ToAgents, telemetry: &crate::telemetry::Telemetry) -> Result<(), Error> {
     let metrics = Arc::new(OperatorMetrics::new()?);
     telemetry.register(metrics.registry())?;
     let (config, inside) = client::configuration().await?;
@@ -109,13 +112,8 @@ async fn serve(args: RunArgs, telemetry: &crate::telemetry::Telemetry) -> Result
     let degraded = Degraded::new(&metrics)?;
     let secrets = Arc::new(Secrets::new(writer.clone()));
     let agents = Arc::new(Agents::new((!inside).then(|| writer.clone())));
-    let observer = Observer::new(
-        writer.clone(),
-        Arc::clone(&mirrors),
-        Arc::clone(&secrets),
-        Arc::clone(&agents),
-        args.agent_image.clone(),
-    );
+    let observer =
+        Observer::new(writer.clone(), Arc::clone(&mirrors), Arc::clone(&secrets), Arc::clone(&agents), to_agents);
     let applier = Applier { client: writer.clone(), gate: gate.clone(), secrets, agents, end: end.clone() };
     let reconciler = Arc::new(Reconciler::new(
         writer.clone(),

@@ -18,7 +18,7 @@ use super::facts;
 use super::mirror::ClusterKey;
 use super::secrets::Secrets;
 use super::streams::Mirrors;
-use crate::api::agent::{ClusterConfig, Report};
+use crate::api::agent::{ClusterConfig, Collector, Report};
 use crate::api::names::{ANNOTATION_GREETED, CONFIG_KEY, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY, Names};
 use crate::core::world::{
     BackupFacts, ChildId, ChildMeta, Failure, Kind, Known, LeaseFacts, ObjectFacts, PodFacts, SecretKind, Trouble,
@@ -46,17 +46,27 @@ pub struct Observer {
     pub secrets: Arc<Secrets>,
     /// Agents.
     pub agents: Arc<Agents>,
-    /// Image that brings the agent.
-    pub agent_image: String,
+    /// What the operator's own settings say of agents.
+    pub to_agents: ToAgents,
     configs: Mutex<HashMap<ClusterKey, Accepted>>,
 }
 
+/// What the operator's own settings say of agents.
+#[derive(Debug, Clone)]
+pub struct ToAgents {
+    /// Image that brings them.
+    pub image: String,
+    /// Where they send traces.
+    pub traces: Option<Collector>,
+}
+
 /// A world in which nothing but the object is known.
-pub fn blank(object: ObjectFacts, agent_image: &str) -> World {
+pub fn blank(object: ObjectFacts, to_agents: &ToAgents) -> World {
     let unknown = || "it was not looked at".to_owned();
     World {
         now: Timestamp::now(),
-        agent_image: agent_image.to_owned(),
+        agent_image: to_agents.image.clone(),
+        traces: to_agents.traces.clone(),
         object,
         crd_degraded: false,
         config: Known::Absent,
@@ -83,9 +93,9 @@ impl Observer {
         mirrors: Arc<Mirrors>,
         secrets: Arc<Secrets>,
         agents: Arc<Agents>,
-        agent_image: String,
+        to_agents: ToAgents,
     ) -> Self {
-        Self { client, mirrors, secrets, agents, agent_image, configs: Mutex::default() }
+        Self { client, mirrors, secrets, agents, to_agents, configs: Mutex::default() }
     }
 
     /// The cluster is gone.
@@ -107,7 +117,7 @@ impl Observer {
             crd_degraded,
             backups_degraded: backups_degraded.is_some(),
             failures,
-            ..blank(object, &self.agent_image)
+            ..blank(object, &self.to_agents)
         };
         if let Some(missing) = self.mirrors.unsynced() {
             let why = format!("the watch of {missing} is not complete yet");

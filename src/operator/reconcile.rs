@@ -206,7 +206,7 @@ impl Reconciler {
         if world.greeted.as_deref() != Some(&*entry.uid) {
             self.greet(key, &entry);
         }
-        let plan = plan(&world);
+        let plan = tracing::info_span!("plan").in_scope(|| plan(&world));
         let applied = self.applier.apply(key, &world, &plan).await;
         for (_, error) in &applied.failed {
             self.metrics.failed(error.category());
@@ -253,7 +253,7 @@ impl Reconciler {
             // It may well exist.
             return Ok((Outcome::Settled, Some(UNDER_WAY)));
         }
-        let mut world = blank(ObjectFacts::missing(&key.namespace, &key.name), &self.observer.agent_image);
+        let mut world = blank(ObjectFacts::missing(&key.namespace, &key.name), &self.observer.to_agents);
         world.backups = Known::Present(known);
         let wrote = self.backups.report(key, None, &world.backups, &orphans(&world)).await?;
         Ok((if wrote { Outcome::Changed } else { Outcome::Settled }, None))
@@ -333,7 +333,7 @@ impl Reconciler {
 
     /// Nothing is looked at; thousands of these must be cheap.
     async fn paused(&self, key: &ClusterKey, entry: &Entry) -> Result<(Outcome, Option<Duration>), Error> {
-        let world = blank(entry.facts(key), &self.observer.agent_image);
+        let world = blank(entry.facts(key), &self.observer.to_agents);
         let plan = plan(&world);
         let status = status(&world, &plan, &[]);
         let wrote = self.report(key, entry, &world, &status).await?;
@@ -423,6 +423,7 @@ impl Reconciler {
         self.hand_overs.record(&HandOver {
             namespace: &key.namespace,
             cluster: &key.name,
+            uid: &world.object.uid,
             from: &last.from,
             to: &last.to,
             reason: &last.reason,

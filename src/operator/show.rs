@@ -11,7 +11,7 @@ use super::client;
 use super::error::{Error, call};
 use super::mirror::ClusterKey;
 use super::object::Entry;
-use super::observe::Observer;
+use super::observe::{Observer, ToAgents};
 use super::queue::Queue;
 use super::secrets::Secrets;
 use super::streams::{self, Mirrors, Watching, hello_operators};
@@ -56,8 +56,11 @@ pub async fn show(args: PlanArgs) -> Result<String, Error> {
     let degraded = bare(&reader).await?;
     let secrets = Arc::new(Secrets::new(reader.clone()));
     let agents = Arc::new(Agents::new((!inside).then(|| reader.clone())));
-    let observer = Observer::new(reader, mirrors, secrets, agents, "the operator's own".into());
-    let world = Box::pin(observer.observe(&key, entry.facts(&key), (degraded, None), Vec::new())).await;
+    let to_agents = ToAgents { image: "the operator's own".into(), traces: None };
+    let observer = Observer::new(reader, mirrors, secrets, agents, to_agents);
+    let mut world = Box::pin(observer.observe(&key, entry.facts(&key), (degraded, None), Vec::new())).await;
+    // Where traces go is said in the operator's own environment.
+    world.traces = world.config.present().and_then(|config| config.traces.clone());
     let plan = plan(&world);
     let status = status(&world, &plan, &[]);
     Ok(describe(&key, &plan, &status))

@@ -1,6 +1,6 @@
 //! Logs, metrics, traces and the health endpoints.
 //!
-//! A program calls [`init`] once, inside its Tokio runtime, and [`Telemetry::shutdown`] before it ends. Between them it
+//! A program calls [`init`] once and [`Telemetry::shutdown`] before it ends. Between them it
 //! logs with `tracing`; spans of this crate at level `INFO` become traces when the environment asks for them. A
 //! [`health::Server`] serves `/metrics`, `/livez` and `/readyz`.
 
@@ -21,11 +21,9 @@ use crate::config::{LogArgs, TelemetryEnv};
 /// Why telemetry could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The exporter of traces does not accept its environment.
-    #[error(
-        "traces cannot be exported as the OTEL_ variables ask (OTLP over gRPC without TLS, such as http://host:4317): {0}"
-    )]
-    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+    /// Traces cannot be sent as it was asked.
+    #[error("traces cannot be sent as the OTEL_ variables ask: {0}")]
+    Exporter(String),
     /// Another subscriber is installed.
     #[error("logging was already begun: {0}")]
     Subscriber(#[from] tracing_subscriber::util::TryInitError),
@@ -61,12 +59,13 @@ pub struct Telemetry {
 }
 
 /// Begins logging, and tracing when the environment asks for it. `service` names the program in traces, unless
-/// `OTEL_SERVICE_NAME` does. Call it once, inside the Tokio runtime.
+/// `OTEL_SERVICE_NAME` does. Call it once.
 ///
-/// An environment that the exporter does not accept costs the traces and a warning, not the program.
+/// An environment that cannot be followed costs the traces and a warning, not the program.
 pub fn init(log: &LogArgs, env: &TelemetryEnv, service: &'static str) -> Result<Telemetry, Error> {
-    let (traces, refused) = match env.traces.then(|| traces::Traces::start(service)).transpose() {
-        Ok(traces) => (traces, None),
+    let refused = env.refused.clone().map(Error::Exporter);
+    let (traces, refused) = match env.traces.as_ref().map(|to| traces::Traces::start(to, service)).transpose() {
+        Ok(traces) => (traces, refused),
         Err(error) => (None, Some(error)),
     };
     let layer = traces.as_ref().map(|traces| traces.layer(service));

@@ -25,6 +25,8 @@ use hello_operator::core::election::Rule;
 use hello_operator::engine::postgres::control::ClusterState;
 use hello_operator::engine::postgres::settings::Role;
 use hello_operator::engine::postgres::{slots, sync_names};
+use hello_operator::telemetry::traces::agent::AgentTraces;
+use opentelemetry::trace::TraceContextExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use world::{isolated, until};
 
@@ -302,11 +304,15 @@ fn the_agents_api_lets_peers_ask_the_operator_command_and_nobody_else_anything()
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
         let port = world::free_port();
         let socket = hello_operator::agent::sql::Socket::new(&world.root, 1);
-        server::serve(([127, 0, 0, 1], port).into(), tls.clone(), shared, events, socket).await.unwrap();
+        let traces = AgentTraces::new("shop", "db", "db-1");
+        let nobody = serde_json::json!({"endpoint": "http://127.0.0.1:1", "protocol": "grpc", "timeoutMillis": 100});
+        traces.follow(Some(&serde_json::from_value(nobody).unwrap()));
+        server::serve(([127, 0, 0, 1], port).into(), tls.clone(), shared, events, socket, traces).await.unwrap();
         let report = "GET /v1/report HTTP/1.1\r\nhost: db-1\r\nconnection: close\r\n\r\n";
+        const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
         let body = r#"{"term":1,"id":"a","reason":"test"}"#;
         let restart = format!(
-            "POST /v1/restart HTTP/1.1\r\nhost: db-1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/restart HTTP/1.1\r\nhost: db-1\r\nconnection: close\r\ncontent-type: application/json\r\ntraceparent: 00-{TRACE}-b7ad6b7169203331-01\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         let operator = Tls::load(&world.identity_of("operator")).unwrap();
@@ -316,7 +322,10 @@ fn the_agents_api_lets_peers_ask_the_operator_command_and_nobody_else_anything()
         assert_eq!(ask(port, &stranger, report).await, Some(403));
         let command = tokio::spawn(async move { ask(port, &operator, &restart).await });
         match inbox.recv().await {
-            Some(Event::Command(Command::Restart(command, answer))) => {
+            Some(Event::Command(Command::Restart(command, answer), context)) => {
+                let span = context.span().span_context().clone();
+                assert_eq!(span.trace_id().to_string(), TRACE, "it continues the operator's trace");
+                assert_ne!(span.span_id().to_string(), "b7ad6b7169203331", "by a span of its own");
                 assert_eq!((command.term, command.id.as_str()), (1, "a"));
                 answer.send(Err("older".into())).unwrap();
             }

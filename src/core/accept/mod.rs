@@ -104,6 +104,7 @@ pub fn accept(world: &World) -> Result<Accepted, Refused> {
         lease: cluster.failover.bounds,
         restore,
         accept_loss: accept_loss(world, before),
+        traces: world.traces.clone(),
         spec,
     };
     Ok(Accepted { cluster, config, notices })

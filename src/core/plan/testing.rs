@@ -29,6 +29,7 @@ pub fn empty(wanted: Value) -> World {
     World {
         now: Timestamp::from_second(1_800_000_000).unwrap(),
         agent_image: "agent:1".into(),
+        traces: None,
         object: ObjectFacts {
             names: Names::new("db"),
             namespace: "shop".into(),

@@ -156,6 +156,20 @@ fn the_bounds_of_the_lease_and_an_accepted_loss_reach_the_agents() {
 }
 
 #[test]
+fn where_traces_go_reaches_the_agents_and_restarts_nothing() {
+    let mut world = empty(json!({"instances": 3}));
+    settle(&mut world);
+    let collector = json!({"endpoint": "http://c:4317", "protocol": "grpc", "timeoutMillis": 10_000});
+    let on = serde_json::from_value(collector).ok();
+    for traces in [on, None] {
+        world.traces.clone_from(&traces);
+        assert_eq!(ids(&plan(&world)), ["ConfigMap db-config"]);
+        settle(&mut world);
+        assert_eq!(present(&mut world.config).traces, traces);
+    }
+}
+
+#[test]
 fn a_hibernated_cluster_keeps_its_volumes_and_wakes_up() {
     let mut world = empty(json!({"instances": 3}));
     settle(&mut world);

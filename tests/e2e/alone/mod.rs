@@ -4,4 +4,5 @@ mod backups;
 mod bare_crd;
 mod idle;
 mod power_loss;
+mod traces;
 mod tutorial;

@@ -1,18 +1,25 @@
-//! Traces over OTLP (gRPC), only when the environment names a collector. Everything else about them is said in the
-//! standard `OTEL_` variables, which the SDK reads itself.
+//! Traces over OTLP, only when the environment names a collector. What it says of the collector is read in
+//! [`crate::config::traces`], the rest (sampler, queue) by the SDK.
 //!
 //! A collector that is dead or slow costs nothing but a counter and one log line: spans wait in a bounded queue
 //! (`OTEL_BSP_MAX_QUEUE_SIZE`, 2048 by default) on a thread of their own, and are dropped when it is full.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+pub mod agent;
+pub mod context;
+mod hand_over;
+mod otlp;
+#[cfg(test)]
+mod tests_otlp;
 
-use opentelemetry::trace::{Span as _, SpanBuilder, TraceContextExt, Tracer, TracerProvider};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use opentelemetry::trace::TracerProvider;
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{
-    BatchSpanProcessor, SdkTracer, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor,
+    BatchConfig, BatchSpanProcessor, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor,
 };
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tracing::Subscriber;
@@ -20,6 +27,10 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
+
+pub use hand_over::{HandOver, HandOvers, Step};
+
+use crate::config::traces::Destination;
 
 /// How long the end of the process waits for spans to leave.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -31,32 +42,16 @@ pub(super) struct Traces {
 }
 
 impl Traces {
-    /// Starts the exporter. Needs the Tokio runtime.
-    pub(super) fn start(service: &'static str) -> Result<Self, super::Error> {
-        let exporter = opentelemetry_otlp::SpanExporter::builder().with_tonic().build()?;
+    /// Starts the exporter.
+    pub(super) fn start(destination: &Destination, service: &'static str) -> Result<Self, super::Error> {
+        let exporter =
+            otlp::Exporter::new(&destination.collector, &destination.headers).map_err(super::Error::Exporter)?;
         Ok(Self::with_exporter(exporter, service)?)
     }
 
     fn with_exporter(exporter: impl SpanExporter + 'static, service: &'static str) -> Result<Self, prometheus::Error> {
-        let counters = IntCounterVec::new(
-            Opts::new(
-                "hello_trace_spans_total",
-                "Spans that were recorded, exported, or failed to be exported. Recorded spans that are neither wait or were dropped because the queue was full.",
-            ),
-            &["state"],
-        )?;
-        let exporter = Counted {
-            inner: exporter,
-            exported: counters.with_label_values(&["exported"]),
-            failed: counters.with_label_values(&["failed"]),
-            failing: AtomicBool::new(false),
-        };
-        let processor = Counting {
-            inner: BatchSpanProcessor::builder(exporter).build(),
-            recorded: counters.with_label_values(&["recorded"]),
-        };
-        let provider =
-            SdkTracerProvider::builder().with_span_processor(processor).with_resource(resource(service)).build();
+        let counters = counters("hello_trace_spans_total")?;
+        let provider = provider(exporter, &counters, resource(service, &[]), BatchConfig::default());
         Ok(Self { provider, counters })
     }
 
@@ -81,72 +76,58 @@ impl Traces {
 
     /// Sends what waits, within [`FLUSH`].
     pub(super) async fn shutdown(self) {
-        // It blocks, and the exporter needs the runtime to go on meanwhile.
-        let flushed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH)).await;
-        if !matches!(flushed, Ok(Ok(()))) {
-            tracing::debug!("the last spans could not be sent");
-        }
+        flush(self.provider, FLUSH).await;
     }
 }
 
-/// Records hand-overs, which other processes went through, as traces of their own.
-#[derive(Clone, Default)]
-pub struct HandOvers(Option<SdkTracer>);
-
-/// A hand-over that is complete.
-#[derive(Debug, Clone)]
-pub struct HandOver<'a> {
-    /// Namespace of the cluster.
-    pub namespace: &'a str,
-    /// Its name.
-    pub cluster: &'a str,
-    /// Instance that was primary.
-    pub from: &'a str,
-    /// Instance that took over.
-    pub to: &'a str,
-    /// Why.
-    pub reason: &'a str,
-    /// The term that it began.
-    pub term: i64,
-    /// When the former primary stopped, or was last heard of.
-    pub started: SystemTime,
-    /// When the Lease was taken, if that is known.
-    pub taken: Option<SystemTime>,
-    /// When the new primary took writes, and clients were led to it.
-    pub completed: SystemTime,
+/// Sends what waits, within this time.
+async fn flush(provider: SdkTracerProvider, limit: Duration) {
+    // It blocks, and the threads for that may all be taken: by a disk that hangs, for instance.
+    let flushed = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(limit));
+    let flushed = tokio::time::timeout(limit + limit, flushed).await;
+    if !matches!(flushed, Ok(Ok(Ok(())))) {
+        tracing::debug!("the last spans could not be sent");
+    }
 }
 
-impl HandOvers {
-    /// One trace with a span for each step, at the times at which they were.
-    pub fn record(&self, hand_over: &HandOver<'_>) {
-        let Some(tracer) = &self.0 else { return };
-        let attributes = vec![
-            KeyValue::new("namespace", hand_over.namespace.to_owned()),
-            KeyValue::new("cluster", hand_over.cluster.to_owned()),
-            KeyValue::new("from", hand_over.from.to_owned()),
-            KeyValue::new("to", hand_over.to.to_owned()),
-            KeyValue::new("reason", hand_over.reason.to_owned()),
-            KeyValue::new("term", hand_over.term),
-        ];
-        let root = SpanBuilder::from_name("hand-over").with_start_time(hand_over.started).with_attributes(attributes);
-        let context = Context::new().with_span(tracer.build_with_context(root, &Context::new()));
-        if let Some(taken) = hand_over.taken.filter(|at| (hand_over.started..=hand_over.completed).contains(at)) {
-            for (step, from, to) in [("elect", hand_over.started, taken), ("promote", taken, hand_over.completed)] {
-                let step = SpanBuilder::from_name(step).with_start_time(from);
-                tracer.build_with_context(step, &context).end_with_timestamp(to);
-            }
-        }
-        context.span().end_with_timestamp(hand_over.completed);
-    }
+fn counters(name: &str) -> Result<IntCounterVec, prometheus::Error> {
+    let help = "Spans that were recorded, exported, or failed to be exported. Recorded spans that are neither wait or were dropped because the queue was full.";
+    IntCounterVec::new(Opts::new(name, help), &["state"])
+}
+
+/// What makes spans, counts them, and has a thread send them.
+fn provider(
+    exporter: impl SpanExporter + 'static,
+    counters: &IntCounterVec,
+    resource: Resource,
+    batches: BatchConfig,
+) -> SdkTracerProvider {
+    let exporter = Counted {
+        inner: exporter,
+        exported: counters.with_label_values(&["exported"]),
+        failed: counters.with_label_values(&["failed"]),
+        failing: AtomicBool::new(false),
+    };
+    let processor = Counting {
+        inner: BatchSpanProcessor::builder(exporter).with_batch_config(batches).build(),
+        recorded: counters.with_label_values(&["recorded"]),
+    };
+    SdkTracerProvider::builder()
+        .with_id_generator(hand_over::Ids::default())
+        .with_span_processor(processor)
+        .with_resource(resource)
+        .build()
 }
 
 /// What the spans say about their process: the standard variables first, then ours.
-fn resource(service: &'static str) -> Resource {
+fn resource(service: &'static str, further: &[KeyValue]) -> Resource {
     let from_environment = Resource::builder().build();
     let named = from_environment
         .get(&opentelemetry::Key::from_static_str("service.name"))
         .is_some_and(|name| !name.as_str().starts_with("unknown_service"));
-    let mut builder = Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    let mut builder = Resource::builder()
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .with_attributes(further.iter().cloned());
     if !named {
         builder = builder.with_service_name(service);
     }
@@ -203,7 +184,7 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
                 if !self.failing.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         %error,
-                        "traces do not reach the collector (OTLP over gRPC, usually port 4317); spans are dropped and counted until it answers"
+                        "traces do not reach the collector; spans are dropped and counted until it answers"
                     );
                 }
             }
@@ -224,16 +205,10 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
     use std::sync::{Arc, Mutex};
-    use std::time::Instant;
+    use std::time::SystemTime;
 
-    use opentelemetry_otlp::WithExportConfig;
-    use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-    use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
     use opentelemetry_sdk::error::OTelSdkError;
-    use tonic::transport::Server;
-    use tonic::transport::server::TcpIncoming;
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
@@ -301,6 +276,7 @@ mod tests {
         let mut hand_over = HandOver {
             namespace: "shop",
             cluster: "db",
+            uid: "uid",
             from: "db-1",
             to: "db-2",
             reason: "shutdown",
@@ -322,7 +298,10 @@ mod tests {
         assert_eq!((elect.start_time, elect.end_time), (at(1_000), at(1_400)));
         assert_eq!(elect.parent_span_id, root.span_context.span_id());
         assert_eq!(elect.span_context.trace_id(), root.span_context.trace_id());
-        assert_ne!(spans[3].span_context.trace_id(), root.span_context.trace_id());
+        let ids = hand_over::root("uid", 7);
+        assert_eq!((root.span_context.trace_id(), root.span_context.span_id()), (ids.trace_id(), ids.span_id()));
+        assert_eq!(root.parent_span_id, opentelemetry::trace::SpanId::INVALID);
+        assert_ne!(elect.span_context.span_id(), ids.span_id(), "only the root's ids are known before");
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -334,68 +313,12 @@ mod tests {
         assert_eq!((count(&counters, "recorded"), count(&counters, "exported"), count(&counters, "failed")), (5, 0, 5));
     }
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_silent_collector_delays_neither_spans_nor_the_end() {
-        // Accepts connections and never answers.
-        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let exporter = opentelemetry_otlp::SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(format!("http://{}", silent.local_addr().unwrap()))
-            .build()
-            .unwrap();
-        let traces = Traces::with_exporter(exporter, "test").unwrap();
-        let counters = traces.counters.clone();
-        let began = Instant::now();
-        spans(&traces, 10_000);
-        traces.shutdown().await;
-        assert!(began.elapsed() < FLUSH + Duration::from_secs(3), "took {:?}", began.elapsed());
-        assert_eq!((count(&counters, "recorded"), count(&counters, "exported")), (10_000, 0));
-    }
-
-    struct Collector(tokio::sync::mpsc::UnboundedSender<ExportTraceServiceRequest>);
-
-    #[tonic::async_trait]
-    impl TraceService for Collector {
-        async fn export(
-            &self,
-            request: tonic::Request<ExportTraceServiceRequest>,
-        ) -> Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
-            self.0.send(request.into_inner()).map_err(|_| tonic::Status::cancelled("the test ended"))?;
-            Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_real_collector_receives_them_over_grpc() {
-        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = incoming.local_addr().unwrap();
-        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-        let collector = TraceServiceServer::new(Collector(sender));
-        let server = tokio::spawn(Server::builder().add_service(collector).serve_with_incoming(incoming));
-
-        let exporter = opentelemetry_otlp::SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(format!("http://{address}"))
-            .build()
-            .unwrap();
-        let traces = Traces::with_exporter(exporter, "hello-operator").unwrap();
-        let counters = traces.counters.clone();
-        spans(&traces, 2);
-        traces.shutdown().await;
-
-        let request = received.recv().await.unwrap();
-        let resource = request.resource_spans[0].resource.as_ref().unwrap();
-        assert!(resource.attributes.iter().any(|attribute| attribute.key == "service.name"));
-        assert_eq!(request.resource_spans[0].scope_spans[0].spans.len(), 2);
-        assert_eq!(count(&counters, "exported"), 2);
-        server.abort();
-    }
-
     #[test]
     fn the_resource_names_program_and_version() {
-        let resource = resource("hello-operator");
+        let resource = resource("hello-operator", &[KeyValue::new("cluster", "db")]);
         let get = |key: &'static str| resource.get(&opentelemetry::Key::from_static_str(key)).map(|v| v.to_string());
         assert_eq!(get("service.name").as_deref(), Some("hello-operator"));
+        assert_eq!(get("cluster").as_deref(), Some("db"));
         assert_eq!(get("service.version").as_deref(), Some(env!("CARGO_PKG_VERSION")));
     }
 }
