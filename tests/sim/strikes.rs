@@ -280,6 +280,15 @@ impl World {
         let lasts = self.rng.range(20_000, 60_000);
         self.note(|w| format!("----   edge: {} and the API server", w.nodes[holder].instance));
         self.harm(holder, way, lasts);
+        if self.rng.chance(40) {
+            // One replica does not hear the holder, and elects without its answer.
+            let deaf = (holder + 1 + self.rng.index(self.nodes.len() - 1)) % self.nodes.len();
+            let pairs = vec![(holder, deaf), (deaf, holder)];
+            for (from, to) in &pairs {
+                self.net.cut[*from][*to] = true;
+            }
+            self.undo(lasts, Undo::Cut(pairs));
+        }
         if self.rng.chance(50) {
             self.net.late = self.rng.range(10, 60);
             self.undo(lasts, Undo::Net);

@@ -185,7 +185,7 @@ impl View<'_> {
     pub fn valid(&self) -> bool {
         active(Mutation::DeadlineDropped) && self.tenure.is_some()
             || self.deadline().is_some_and(|deadline| self.now < deadline)
-                && (self.promise.is_none() || active(Mutation::FrozenHolderReturns))
+                && (self.promise.is_none() || active(Mutation::FrozenHolderReturns) || active(Mutation::FreezeByHolder))
     }
 
     /// Whether PostgreSQL died under this holder and another instance can take over: a replica is ready sooner than crash
