@@ -23,3 +23,4 @@ mod scale;
 mod secrets;
 mod state;
 mod trouble;
+mod versions;
