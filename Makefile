@@ -134,7 +134,7 @@ manifests: ## Write deploy/operator.yaml, for people without helm, from the char
 	  echo "# Rendered from the chart by 'make manifests'; set the image to one that your cluster can pull."; \
 	  printf -- '---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: hello-system\n'; \
 	  $$(. tests/cluster/lib/common.sh && . tests/cluster/lib/artifacts.sh && artifact helm)/helm \
-	    template hello-operator charts/hello-operator -n hello-system --set crds.keep=false \
+	    template hello-operator charts/hello-operator -n hello-system --skip-tests --set crds.keep=false \
 	    | sed -e '/helm.sh\/chart:/d' -e '/app.kubernetes.io\/instance:/d' -e 's/managed-by: Helm/managed-by: kubectl/'; } >deploy/operator.yaml
 
 .PHONY: demo image

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::backup::HelloBackup;
 use super::names::{MAX_INSTANCES, MAX_NAME};
 use super::spec::HelloOperator;
+use super::status::UNSEEN;
 
 /// Rules on the whole object: (rule, message).
 pub fn root_rules() -> Vec<(String, String)> {
@@ -148,6 +149,7 @@ pub fn hello_operator() -> CustomResourceDefinition {
     let crd = HelloOperator::crd();
     let mut value = serde_json::to_value(&crd).unwrap_or(Value::Null);
     without_nullable(&mut value);
+    unseen(&mut value);
     if let Some(root) = value.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").and_then(Value::as_object_mut) {
         root.remove("required");
         root.insert(
@@ -188,11 +190,21 @@ pub fn hello_operator() -> CustomResourceDefinition {
     serde_json::from_value(value).unwrap_or(crd)
 }
 
+/// A status that nobody wrote says so.
+fn unseen(crd: &mut Value) {
+    if let Some(status) =
+        crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/status").and_then(Value::as_object_mut)
+    {
+        status.insert("default".into(), json!({"observedGeneration": UNSEEN}));
+    }
+}
+
 /// The CRD of HelloBackup.
 pub fn hello_backup() -> CustomResourceDefinition {
     let crd = HelloBackup::crd();
     let mut value = serde_json::to_value(&crd).unwrap_or(Value::Null);
     without_nullable(&mut value);
+    unseen(&mut value);
     if let Some(spec) =
         value.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/spec").and_then(Value::as_object_mut)
     {

@@ -15,6 +15,7 @@ mod chaos;
 mod children;
 mod ctl;
 mod invalid;
+mod kstatus;
 mod lifetime;
 mod monitoring;
 mod replication;

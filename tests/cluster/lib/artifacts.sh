@@ -8,21 +8,22 @@ KUBERNETES_VERSION=v1.36.3
 declare -A artifact_inputs=(
   [kube]="tools/kube" [etcd]="tools/etcd" [coredns]="tools/coredns" [helm]="tools/helm" [provisioner]="tools/provisioner"
   [prometheus]="tools/prometheus" [alertmanager]="tools/alertmanager" [monitoring-crds]="tools/monitoring-crds"
+  [kstatus]="tools/kstatus"
   [pause]="images/pause images/oci-archive" [postgres]="images/postgres images/oci-archive"
   [postgres-15]="images/postgres images/oci-archive" [postgres-16]="images/postgres images/oci-archive" [postgres-18]="images/postgres images/oci-archive"
   [image-store]="images lib/images.sh"
 )
 declare -A artifact_cost=(
   [kube]="7 to 10 minutes the first time, half a minute from Go's own cache" [etcd]="1 minute" [coredns]="2 minutes" [helm]="3 minutes"
-  [prometheus]="6 minutes" [alertmanager]="2 minutes" [monitoring-crds]="5 seconds"
+  [prometheus]="6 minutes" [alertmanager]="2 minutes" [monitoring-crds]="5 seconds" [kstatus]="30 seconds"
   [provisioner]="10 seconds after kube, 1 minute before it" [pause]="1 second" [postgres]="2 minutes, mostly download" [image-store]="5 seconds"
   [postgres-15]="2 minutes" [postgres-16]="2 minutes" [postgres-18]="2 minutes"
 )
 # What a cluster needs; helm is for those who install a chart.
 cluster_artifacts=(kube etcd coredns provisioner pause postgres image-store)
 all_artifacts=("${cluster_artifacts[@]}" helm)
-# Only the tests of alerts and dashboards, and those of PostgreSQL's other versions, need these.
-more_artifacts=(prometheus alertmanager monitoring-crds postgres-15 postgres-16 postgres-18)
+# Only the tests of alerts and dashboards, of what other tools read, and those of PostgreSQL's other versions, need these.
+more_artifacts=(prometheus alertmanager monitoring-crds kstatus postgres-15 postgres-16 postgres-18)
 
 go_build() { # module output ldflags
   (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$2/$1" .)
@@ -36,6 +37,7 @@ build_kube() {
 }
 build_etcd() { go_build etcd "$1" ""; }
 build_coredns() { go_build coredns "$1" ""; }
+build_kstatus() { go_build kstatus "$1" ""; }
 build_provisioner() { go_build provisioner "$1" ""; }
 go_tool() { # module output package flags...
   (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w" "${@:4}" -o "$2/${3##*/}" "$3")
