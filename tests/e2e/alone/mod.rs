@@ -5,3 +5,4 @@ mod bare_crd;
 mod idle;
 mod power_loss;
 mod tutorial;
+mod upgrade;
