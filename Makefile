@@ -88,7 +88,7 @@ endef
 e2e e2e-long chaos bench bench-failover: PROFILE := release
 e2e: ## Test image and chart on a real cluster with a real PostgreSQL (CASE=part of a test's name PROFILE=quick)
 	@tests/store/install >/dev/null
-	@tests/cluster/build prometheus alertmanager monitoring-crds collector
+	@tests/cluster/build prometheus alertmanager monitoring-crds collector kstatus
 	@$(call in_cluster,--test e2e -- --test-threads=3 $(CASE))
 
 e2e-long: ## What is too long for `make test` (CASE=part of a test's name)
@@ -134,7 +134,7 @@ manifests: ## Write deploy/operator.yaml, for people without helm, from the char
 	  echo "# Rendered from the chart by 'make manifests'; set the image to one that your cluster can pull."; \
 	  printf -- '---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: hello-system\n'; \
 	  $$(. tests/cluster/lib/common.sh && . tests/cluster/lib/artifacts.sh && artifact helm)/helm \
-	    template hello-operator charts/hello-operator -n hello-system --set crds.keep=false \
+	    template hello-operator charts/hello-operator -n hello-system --skip-tests --set crds.keep=false \
 	    | sed -e '/helm.sh\/chart:/d' -e '/app.kubernetes.io\/instance:/d' -e 's/managed-by: Helm/managed-by: kubectl/'; } >deploy/operator.yaml
 
 .PHONY: demo image

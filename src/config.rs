@@ -50,6 +50,8 @@ pub enum Command {
     Inject(InjectArgs),
     /// Prints the CustomResourceDefinitions as YAML.
     Crds,
+    /// Looks whether an installation works: its definitions are of this version, and a leader renews its Lease.
+    Check(CheckArgs),
     /// Prints what a reconcile of one object would do, with the reasons, and does nothing.
     Plan(PlanArgs),
     /// Looks at, and after, clusters with your own rights: the same as `kubectl hello`.
@@ -187,6 +189,17 @@ pub struct InjectArgs {
     /// Where to put the binary.
     #[arg(long, default_value = crate::api::names::AGENT_BINARY)]
     pub to: PathBuf,
+}
+
+/// Flags of `hello-operator check`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckArgs {
+    /// Namespace of the operator's own Lease.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "default")]
+    pub namespace: String,
+    /// Look only whether the resources are served: for rights that end at namespaces.
+    #[arg(long)]
+    pub served_only: bool,
 }
 
 /// Flags of `hello-operator plan`.

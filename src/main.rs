@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Killer(_) | Command::Archive(_) | Command::Fetch(_) | Command::Ctl(_) => ExitCode::FAILURE,
         Command::Inject(args) => finish(agent::inject(&args.to)),
         Command::Crds => finish(serde_saphyr::to_string_multiple(&crd::all()).map(print)),
+        Command::Check(args) => finish(block_on(operator::check(args)).map(print)),
         Command::Plan(args) => finish(block_on(operator::show(args)).map(print)),
     }
 }

@@ -4,7 +4,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
 use super::spec::Destination;
+use super::status::{UNSEEN, conditions_schema};
 
 /// One base backup of a HelloOperator.
 #[allow(clippy::duplicated_attributes, reason = "several printed columns have the same type")]
@@ -80,6 +83,13 @@ pub enum BackupPhase {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct HelloBackupStatus {
+    /// Generation of the spec that this status speaks of; -1: no operator has looked at the object yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Ready: it can be restored. For tools that know kstatus, Reconciling while it waits or runs, and Stalled where it failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions_schema")]
+    pub conditions: Vec<Condition>,
     /// How far it is.
     #[serde(default)]
     pub phase: BackupPhase,
@@ -134,4 +144,11 @@ pub struct HelloBackupStatus {
     /// Since when nobody tells of it although it should run (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unseen_since: Option<String>,
+}
+
+impl HelloBackupStatus {
+    /// Whether an operator wrote it.
+    pub fn written(&self) -> bool {
+        self.observed_generation != Some(UNSEEN)
+    }
 }

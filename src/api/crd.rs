@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::backup::HelloBackup;
 use super::names::{MAX_INSTANCES, MAX_NAME};
 use super::spec::HelloOperator;
+use super::status::UNSEEN;
 
 /// Rules on the whole object: (rule, message).
 pub fn root_rules() -> Vec<(String, String)> {
@@ -78,6 +79,11 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
             "!has(oldSelf.version) || !has(self.version) || int(self.version) >= int(oldSelf.version)",
             "version never goes down: restore a backup into a new object of the older version instead",
         ),
+        // Else it could not be taken back either. The core knows it as well, and holds it back where a bare CRD stands.
+        (
+            "!has(oldSelf.version) || !has(self.version) || int(self.version) <= int(oldSelf.version)",
+            "version cannot be raised yet, as major upgrades are not implemented: make a new object of that version, and move the data with pg_dump",
+        ),
         (
             "!has(oldSelf.storage) || !has(self.storage) || (has(oldSelf.storage.storageClassName) == has(self.storage.storageClassName) && (!has(self.storage.storageClassName) || self.storage.storageClassName == oldSelf.storage.storageClassName))",
             "storage.storageClassName cannot be changed: make a new object with the other class",
@@ -148,6 +154,7 @@ pub fn hello_operator() -> CustomResourceDefinition {
     let crd = HelloOperator::crd();
     let mut value = serde_json::to_value(&crd).unwrap_or(Value::Null);
     without_nullable(&mut value);
+    unseen(&mut value);
     if let Some(root) = value.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").and_then(Value::as_object_mut) {
         root.remove("required");
         root.insert(
@@ -188,11 +195,21 @@ pub fn hello_operator() -> CustomResourceDefinition {
     serde_json::from_value(value).unwrap_or(crd)
 }
 
+/// A status that nobody wrote says so.
+fn unseen(crd: &mut Value) {
+    if let Some(status) =
+        crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/status").and_then(Value::as_object_mut)
+    {
+        status.insert("default".into(), json!({"observedGeneration": UNSEEN}));
+    }
+}
+
 /// The CRD of HelloBackup.
 pub fn hello_backup() -> CustomResourceDefinition {
     let crd = HelloBackup::crd();
     let mut value = serde_json::to_value(&crd).unwrap_or(Value::Null);
     without_nullable(&mut value);
+    unseen(&mut value);
     if let Some(spec) =
         value.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/spec").and_then(Value::as_object_mut)
     {

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct HelloOperatorStatus {
-    /// Generation of the spec that this status speaks of.
+    /// Generation of the spec that this status speaks of; -1: no operator has looked at the object yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// What it does now, in one word for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Ready, Progressing, Degraded, WriteAvailable and, where backups go somewhere, BackupHealthy; each with a reason and a
-    /// sentence.
+    /// sentence. Without Ready where nothing is to run. For tools that know kstatus, Reconciling or Stalled while it is so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,
@@ -252,7 +252,18 @@ pub struct ReplicationStatus {
     pub confirmed: Option<bool>,
 }
 
-fn conditions_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+/// The observedGeneration of a status that nobody wrote: the CRDs fill it in, so that tools do not take a new object for a
+/// finished one.
+pub const UNSEEN: i64 = -1;
+
+impl HelloOperatorStatus {
+    /// Whether an operator wrote it.
+    pub fn written(&self) -> bool {
+        self.observed_generation != Some(UNSEEN)
+    }
+}
+
+pub(super) fn conditions_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     let item = generator.subschema_for::<Condition>();
     schemars::json_schema!({
         "type": "array",

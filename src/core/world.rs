@@ -392,6 +392,8 @@ pub struct BackupFacts {
     pub uid: String,
     /// Its version; precondition of writes.
     pub version: String,
+    /// Its generation.
+    pub generation: i64,
     /// Name of the HelloOperator.
     pub cluster: String,
     /// When it was created.

@@ -48,12 +48,14 @@ pub fn read(object: DynamicObject) -> Option<(ClusterKey, String, BackupFacts)> 
     let spec: HelloBackupSpec = serde_json::from_value(object.data.get("spec")?.clone()).ok()?;
     let status = object.data.get("status").filter(|status| !status.is_null());
     let status: Option<HelloBackupStatus> = status.and_then(|status| serde_json::from_value(status.clone()).ok());
+    let status = status.filter(HelloBackupStatus::written);
     let meta = object.metadata;
     let name = meta.name.clone()?;
     let facts = BackupFacts {
         name: name.clone(),
         uid: meta.uid.clone().unwrap_or_default(),
         version: meta.resource_version.clone().unwrap_or_default(),
+        generation: meta.generation.unwrap_or(0),
         cluster: spec.cluster.clone(),
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
         deleting: meta.deletion_timestamp.is_some(),

@@ -39,7 +39,8 @@ impl Definition {
     /// All of them, in the order in which to install them.
     pub const ALL: [Self; 2] = [Self::Operators, Self::Backups];
 
-    fn name(self) -> &'static str {
+    /// Its name.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Operators => CRD_NAME,
             Self::Backups => CRD_NAME_BACKUP,
@@ -124,6 +125,15 @@ pub fn is_bare(definition: Definition, crd: &CustomResourceDefinition) -> bool {
     };
     let (Some(there), Some(ours)) = (version(crd), version(&definition.ours())) else { return true };
     ours.iter().zip(there).any(|(ours, there)| *ours && !there)
+}
+
+/// Whether a CRD has the schema and the subresources of ours.
+pub fn same_schema(definition: Definition, crd: &CustomResourceDefinition) -> bool {
+    let version = |crd: &CustomResourceDefinition| {
+        let version = crd.spec.versions.iter().find(|version| version.name == VERSION)?;
+        Some((version.schema.clone(), version.subresources.clone()))
+    };
+    version(crd).is_some_and(|there| Some(there) == version(&definition.ours()))
 }
 
 /// Installs ours where there are none, and puts them back where others or older ones stand.
@@ -245,10 +255,12 @@ mod tests {
     fn ours_are_not_bare_and_the_tutorials_is() {
         for definition in Definition::ALL {
             assert!(!is_bare(definition, &definition.ours()));
+            assert!(same_schema(definition, &definition.ours()));
             let bare = json!({"metadata": {"name": definition.name()}, "spec": {"group": "terry.com", "scope": "Namespaced",
                 "names": {"kind": "X", "plural": "xs"},
                 "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
-            assert!(is_bare(definition, &serde_json::from_value(bare).unwrap()));
+            let bare = serde_json::from_value(bare).unwrap();
+            assert!(is_bare(definition, &bare) && !same_schema(definition, &bare));
         }
     }
 }

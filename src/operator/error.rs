@@ -47,6 +47,9 @@ pub enum Error {
     /// The cluster cannot be found.
     #[error("no Kubernetes cluster: {0}")]
     Config(String),
+    /// An installation does not work.
+    #[error("{0}")]
+    Check(String),
     /// Our own fault.
     #[error("{0}")]
     Internal(String),
@@ -64,7 +67,7 @@ impl Error {
                 Some(422) => Category::Invalid,
                 _ => Category::Api,
             },
-            Self::Config(_) => Category::Api,
+            Self::Config(_) | Self::Check(_) => Category::Api,
             Self::NameTaken(_) | Self::Leftover(_) => Category::Conflict,
             Self::Agent { .. } | Self::Pending(_) => Category::Agent,
             Self::Tls { .. } => Category::Tls,

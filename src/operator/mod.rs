@@ -3,6 +3,7 @@
 mod agents;
 mod apply;
 mod backups;
+mod check;
 mod client;
 mod crd;
 mod error;
@@ -26,6 +27,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use check::check;
 pub use error::Error;
 pub use show::show;
 

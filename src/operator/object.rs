@@ -80,6 +80,13 @@ impl Entry {
         let paused = matches!(&parsed, Ok(Some(spec)) if spec.state == State::Paused);
         let status: Option<HelloOperatorStatus> =
             object.data.get("status").and_then(|status| serde_json::from_value(status.clone()).ok());
+        let status = status.filter(HelloOperatorStatus::written);
+        if status.is_none()
+            && let Some(data) = object.data.as_object_mut()
+        {
+            // Nobody wrote it.
+            data.remove("status");
+        }
         let greeted = status.as_ref().is_some_and(|status| status.observed_generation.is_some());
         let entry = Self {
             uid: object.metadata.uid.as_deref().unwrap_or_default().into(),

@@ -19,6 +19,7 @@ mod generator;
 mod handover;
 mod harness;
 mod lease;
+mod manifests;
 mod namespaces;
 mod processes;
 
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
         degraded::trials(&plane),
         handover::trials(&plane),
         backups::trials(&plane),
+        manifests::trials(&plane),
     ]
     .into_iter()
     .flatten()

@@ -91,6 +91,7 @@ mod tests {
             name: "nightly".into(),
             uid: "u".into(),
             version: "1".into(),
+            generation: 1,
             cluster: "old".into(),
             created: None,
             deleting: false,

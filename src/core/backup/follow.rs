@@ -87,6 +87,8 @@ fn completed(before: &HelloBackupStatus, instance: Option<&String>, entry: &Cata
         None => format!("{size}, {} stored", bytes(entry.stored_bytes)),
     };
     HelloBackupStatus {
+        observed_generation: before.observed_generation,
+        conditions: before.conditions.clone(),
         phase: BackupPhase::Completed,
         progress: Some(progress),
         message: None,

@@ -4,6 +4,7 @@
 mod choose;
 #[cfg(test)]
 mod choose_tests;
+pub mod conditions;
 pub mod follow;
 mod retention;
 pub mod schedule;

@@ -15,6 +15,7 @@ use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::api::backup::{BackupPhase, BackupTarget, HelloBackupStatus};
 use crate::api::names::{ANNOTATION_RUN, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY};
 use crate::api::spec::{Destination, State};
+use crate::core::backup::conditions::with_conditions;
 use crate::core::backup::follow::{catalog, failed, follow, second, unassigned};
 use crate::core::backup::schedule::{Impossible, Schedule};
 use crate::core::build::{Scope, child};
@@ -65,7 +66,7 @@ pub fn plan(world: &World, scope: Scope<'_>, plan: &mut Plan) {
     }
     tidy(world, scope, destination, &all, plan);
     plan.backups.runs = all.iter().any(|(_, status)| status.phase == BackupPhase::Running);
-    keep(all, plan);
+    keep(world, all, plan);
 }
 
 /// The backups of a cluster of which nothing may be decided: they are followed, and wait with this sentence.
@@ -75,7 +76,7 @@ pub fn idle(world: &World, why: &str, plan: &mut Plan) {
     let catalog = catalog(world, plan.members.primary);
     let mut all: Vec<_> = ordered(known).into_iter().map(|facts| (facts, follow(world, catalog, facts))).collect();
     wait(&mut all, why);
-    keep(all, plan);
+    keep(world, all, plan);
 }
 
 /// How the backups of a cluster read that does not exist, by name; only those that read otherwise.
@@ -90,13 +91,13 @@ pub fn orphans(world: &World) -> BTreeMap<String, HelloBackupStatus> {
         BackupPhase::Completed | BackupPhase::Failed => facts.status.clone(),
     };
     let all = known.iter().map(|facts| (facts, one(facts))).collect();
-    keep(all, &mut plan);
+    keep(world, all, &mut plan);
     plan.backups.statuses
 }
 
-fn keep(all: Vec<(&BackupFacts, HelloBackupStatus)>, plan: &mut Plan) {
-    let news =
-        all.into_iter().filter(|(facts, status)| !facts.deleting && (facts.status != *status || !facts.reported));
+fn keep(world: &World, all: Vec<(&BackupFacts, HelloBackupStatus)>, plan: &mut Plan) {
+    let all = all.into_iter().map(|(facts, status)| (facts, with_conditions(status, facts.generation, world.now)));
+    let news = all.filter(|(facts, status)| !facts.deleting && (facts.status != *status || !facts.reported));
     plan.backups.statuses = news.map(|(facts, status)| (facts.name.clone(), status)).collect();
 }
 

@@ -6,6 +6,9 @@ mod instances;
 mod primary;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_tools;
+mod tools;
 mod trouble;
 mod writes;
 
@@ -23,6 +26,7 @@ use crate::api::names::LABEL_CLUSTER;
 use crate::api::spec::State;
 use crate::api::status::HelloOperatorStatus;
 use instances::instances;
+use tools::for_tools;
 use trouble::worst;
 use writes::write_available;
 pub use writes::{ELECTION_BLOCKED, hand_over_reason};
@@ -100,7 +104,8 @@ fn verdicts(
 ) -> Vec<Verdict> {
     if paused {
         let sentence = "state is Paused: nothing is looked at or touched";
-        return ["Ready", "Progressing", "Degraded", "WriteAvailable"]
+        // Without Ready, as where it is hibernated: nothing is to become ready, and nobody should wait for it.
+        return ["Progressing", "Degraded", "WriteAvailable"]
             .into_iter()
             .map(|kind| Verdict { kind, holds: false, reason: "Paused".into(), sentence: sentence.into() })
             .collect();
@@ -108,14 +113,16 @@ fn verdicts(
     let trouble = worst(world, plan, failures, &status.instances);
     let writes = write_available(world, plan, status.election.as_ref());
     let backup = backup::healthy(world, plan, status.backup.as_ref());
-    let all =
-        [ready(plan, status, trouble.as_ref(), writes.holds), progressing(world, plan), degraded(trouble), writes];
-    all.into_iter().chain(backup).collect()
+    let ready = ready(plan, status, trouble.as_ref(), writes.holds);
+    let progressing = progressing(world, plan);
+    let tools = for_tools(world, trouble.as_ref(), &progressing, &writes);
+    ready.into_iter().chain([progressing, degraded(trouble), writes]).chain(backup).chain(tools).collect()
 }
 
-fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, writes: bool) -> Verdict {
+/// The condition Ready; None where nothing is to run and nothing does.
+fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, writes: bool) -> Option<Verdict> {
     let verdict =
-        |holds, reason: &str, sentence: String| Verdict { kind: "Ready", holds, reason: reason.into(), sentence };
+        |holds, reason: &str, sentence: String| Some(Verdict { kind: "Ready", holds, reason: reason.into(), sentence });
     let Some(accepted) = &plan.accepted else {
         let trouble =
             trouble.cloned().unwrap_or_else(|| Trouble { reason: "Unknown".into(), sentence: plan.progress.clone() });
@@ -123,8 +130,8 @@ fn ready(plan: &Plan, status: &HelloOperatorStatus, trouble: Option<&Trouble>, w
     };
     let (have, want) = (status.ready_instances, i32::from(accepted.cluster.instances));
     if accepted.cluster.state == State::Hibernated {
-        let stopped = if status.instance_count == 0 { "Hibernated" } else { "Hibernating" };
-        return verdict(false, stopped, "state is Hibernated: the Pods are stopped, the volumes stay".into());
+        let sentence = "state is Hibernated: the Pods are stopped, the volumes stay";
+        return if status.instance_count == 0 { None } else { verdict(false, "Hibernating", sentence.into()) };
     }
     if have >= want && writes {
         return verdict(true, "Ready", format!("{have} of {want} instances are ready"));

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Paint, moment_of, span};
 use crate::api::spec::HelloOperator;
+use crate::api::status::HelloOperatorStatus;
 
 /// A condition of the object.
 pub fn condition<'a>(object: &'a HelloOperator, kind: &str) -> Option<&'a Condition> {
@@ -51,7 +52,9 @@ pub fn next(object: &HelloOperator) -> Next {
     let progressing = condition(object, "Progressing");
     let current = current(object);
     let now = match progressing {
-        _ if object.status.is_none() => "no operator has looked at this object yet: is one running?".to_owned(),
+        _ if !object.status.as_ref().is_some_and(HelloOperatorStatus::written) => {
+            "no operator has looked at this object yet: is one running?".to_owned()
+        }
         _ if !current => {
             "the operator has not looked at the last change of the spec yet; what follows is about the one before"
                 .to_owned()

@@ -48,9 +48,11 @@ pub fn at(event: &Event) -> Option<Timestamp> {
 pub fn entries(object: &HelloOperator, events: &[Event]) -> Vec<Entry> {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     let mut all: Vec<Entry> = events.iter().filter_map(happened).collect();
-    let conditions = object.status.iter().flat_map(|status| &status.conditions);
+    // Reconciling is for tools: it says what Progressing and Degraded say.
+    let conditions = object.status.iter().flat_map(|status| &status.conditions).filter(|c| c.type_ != "Reconciling");
     all.extend(conditions.map(|condition| {
-        let wanted = if ["Degraded", "Progressing"].contains(&condition.type_.as_str()) { "False" } else { "True" };
+        let wanted =
+            if ["Degraded", "Progressing", "Stalled"].contains(&condition.type_.as_str()) { "False" } else { "True" };
         Entry {
             at: condition.last_transition_time.0,
             source: "Condition",

@@ -8,21 +8,24 @@ KUBERNETES_VERSION=v1.36.3
 declare -A artifact_inputs=(
   [kube]="tools/kube" [etcd]="tools/etcd" [coredns]="tools/coredns" [helm]="tools/helm" [provisioner]="tools/provisioner"
   [prometheus]="tools/prometheus" [alertmanager]="tools/alertmanager" [monitoring-crds]="tools/monitoring-crds"
-  [collector]="tools/collector"
+  [collector]="tools/collector" [kstatus]="tools/kstatus"
   [pause]="images/pause images/oci-archive" [postgres]="images/postgres images/oci-archive"
+  [postgres-15]="images/postgres images/oci-archive" [postgres-16]="images/postgres images/oci-archive" [postgres-18]="images/postgres images/oci-archive"
   [image-store]="images lib/images.sh"
 )
 declare -A artifact_cost=(
   [kube]="7 to 10 minutes the first time, half a minute from Go's own cache" [etcd]="1 minute" [coredns]="2 minutes" [helm]="3 minutes"
   [prometheus]="6 minutes" [alertmanager]="2 minutes" [monitoring-crds]="5 seconds"
-  [collector]="4 minutes"
+  [collector]="4 minutes" [kstatus]="30 seconds"
   [provisioner]="10 seconds after kube, 1 minute before it" [pause]="1 second" [postgres]="2 minutes, mostly download" [image-store]="5 seconds"
+  [postgres-15]="2 minutes" [postgres-16]="2 minutes" [postgres-18]="2 minutes"
 )
 # What a cluster needs; helm is for those who install a chart.
 cluster_artifacts=(kube etcd coredns provisioner pause postgres image-store)
 all_artifacts=("${cluster_artifacts[@]}" helm)
-# Only the tests of alerts, dashboards and traces need these.
-more_artifacts=(prometheus alertmanager monitoring-crds collector)
+# Only the tests of alerts, dashboards and traces, of what other tools read, and those of PostgreSQL's other versions, need
+# these.
+more_artifacts=(prometheus alertmanager monitoring-crds collector kstatus postgres-15 postgres-16 postgres-18)
 
 go_build() { # module output ldflags
   (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$2/$1" .)
@@ -36,6 +39,7 @@ build_kube() {
 }
 build_etcd() { go_build etcd "$1" ""; }
 build_coredns() { go_build coredns "$1" ""; }
+build_kstatus() { go_build kstatus "$1" ""; }
 build_provisioner() { go_build provisioner "$1" ""; }
 build_collector() { go_build collector "$1" ""; }
 go_tool() { # module output package flags...
@@ -66,14 +70,29 @@ build_pause() {
   "$here/images/oci-archive" "$1/image.tar" "$1/layer.tar" 'registry.local/pause:1={"Entrypoint":["/pause"]}'
   rm -r "$1/layer.tar" "$1/root"
 }
-build_postgres() {
+# Each major version is in another release of Debian, or of Ubuntu. Trixie's is that of every day.
+postgres_image() { # output suite major [source]
   local config
-  "$here/images/postgres/layer" "$1/layer.tar" trixie 17
+  "$here/images/postgres/layer" "$1/layer.tar" "$2" "$3" "${@:4}"
   config=$(jq -c . "$here/images/postgres/config.json")
+  config=${config//MAJOR/$3}
   # The second name is the same PostgreSQL under another digest: what a change of image looks like.
-  "$here/images/oci-archive" "$1/image.tar" "$1/layer.tar" "docker.io/library/postgres:17=$config" \
-    "registry.local/postgres:17-b=$(jq -c '.Labels = {"hello-operator/variant": "b"}' <<<"$config")"
+  "$here/images/oci-archive" "$1/image.tar" "$1/layer.tar" "docker.io/library/postgres:$3=$config" \
+    "registry.local/postgres:$3-b=$(jq -c '.Labels = {"hello-operator/variant": "b"}' <<<"$config")"
   rm "$1/layer.tar"
+}
+build_postgres() { postgres_image "$1" trixie 17; }
+build_postgres-15() { postgres_image "$1" bookworm 15; }
+build_postgres-18() { postgres_image "$1" forky 18; }
+# No release of Debian has 16. Debian has Ubuntu's keys, in a later release than that of many machines.
+build_postgres-16() {
+  local package=$1/keyring.deb keys=usr/share/keyrings/ubuntu-archive-keyring.gpg
+  curl -fsS --max-time 60 -o "$package" http://deb.debian.org/debian/pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1-0.2_all.deb
+  echo "b2e7ed48431bf9e7978ae810bbdaf253093570d6e3f864e575b7c13554b81174  $package" | sha256sum --check --quiet
+  dpkg-deb --fsys-tarfile "$package" | tar -xO "./$keys" >"$1/ubuntu.gpg"
+  chmod 755 "$1"
+  postgres_image "$1" noble 16 "deb [signed-by=$1/ubuntu.gpg] http://archive.ubuntu.com/ubuntu noble main universe"
+  rm "$package" "$1/ubuntu.gpg"
 }
 build_image-store() { fill_image_store "$1" "$(artifact pause)/image.tar" "$(artifact postgres)/image.tar"; }
 
@@ -84,7 +103,7 @@ artifact() { # name
   key=$({
     # Image builds depend on what they are built from, Go builds on the compiler too.
     declare -f "build_$name" go_build
-    case $name in prometheus | alertmanager) declare -f go_tool ;; esac
+    case $name in prometheus | alertmanager) declare -f go_tool ;; postgres | postgres-*) declare -f postgres_image ;; esac
     case ${artifact_inputs[$name]} in tools/*) go env GOVERSION GOARCH; echo "$KUBERNETES_VERSION" ;; esac
     for input in ${artifact_inputs[$name]}; do find "$here/$input" -type f -print0 | LC_ALL=C sort -z | (cd "$here" && xargs -0 sha256sum | sed "s: $here/: :"); done
   } | sha256sum)
@@ -103,7 +122,7 @@ build_artifact() { # name
     [ ! -d "$folder" ] || exit 0
     say "building $name (usually ${artifact_cost[$name]})"
     # The lock is ours, so nobody works on these any more.
-    rm -rf "$CACHE/.unfinished-$name"-*
+    rm -rf "$CACHE/.unfinished-$name"-??????
     unfinished=$(mktemp -d "$CACHE/.unfinished-$name-XXXXXX")
     # Not `if ! build`: that would switch off "stop at the first error" inside it.
     # shellcheck disable=SC2154 # assigned in the trap
@@ -123,7 +142,7 @@ build_artifact() { # name
 # The Go builds follow each other, because each uses every core; the images, mostly downloads, go beside them.
 build_artifacts() { # name...
   local name images=() pids=()
-  for name in "$@"; do case $name in pause | postgres) images+=("$name") ;; esac; done
+  for name in "$@"; do case $name in pause | postgres | postgres-*) images+=("$name") ;; esac; done
   if ((${#images[@]})); then (for name in "${images[@]}"; do build_artifact "$name"; done) & pids+=($!); fi
   (for name in "$@"; do case ${artifact_inputs[$name]:-} in tools/*) build_artifact "$name" ;; esac; done) & pids+=($!)
   join "${pids[@]}"

@@ -6,3 +6,4 @@ mod idle;
 mod power_loss;
 mod traces;
 mod tutorial;
+mod upgrade;
