@@ -32,13 +32,13 @@ check: ## Format, lints, unit and property tests, directions, chart: no cluster 
 	cargo fmt --check
 	cargo clippy --locked --lib --bins -- -D warnings
 	cargo clippy --locked --all-targets --all-features -- -D warnings -A clippy::pedantic -A clippy::print_stdout -A clippy::print_stderr
-	cargo test --locked --lib --bins --test architecture --test chart --test crds --test ctl --test docs --test monitoring
+	cargo test --locked --lib --bins --test architecture --test bundle --test chart --test crds --test ctl --test docs --test monitoring
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check licenses bans sources; else echo "cargo deny is not installed: licences were not checked"; fi
 
 test: check alerts sim api engine store e2e cluster-test ## Everything that fits 40 minutes; CI runs this
 
 .PHONY: test-all e2e-long chaos
-test-all: test e2e-long ## The same and the long cases of the election (about 2 hours more)
+test-all: test olm e2e-long ## The same and the long cases of the election (about 2 hours more)
 
 .PHONY: cluster-test
 cluster-test: ## Test the local cluster itself, in one of its own (about 4 minutes)
@@ -48,6 +48,11 @@ cluster-test: ## Test the local cluster itself, in one of its own (about 4 minut
 .PHONY: alerts
 alerts: ## Check the rules that the chart makes with promtool, and try each alert
 	@tests/alerts/run
+
+.PHONY: olm
+olm: ## Check the bundle for the Operator Lifecycle Manager with the Operator Framework's own validators
+	@tests/cluster/build olm
+	@$$(. tests/cluster/lib/common.sh && . tests/cluster/lib/artifacts.sh && artifact olm)/olm deploy/olm
 
 .PHONY: dashboards
 dashboards: ## Check the JSON of the dashboards against the types that Grafana publishes (needs npm)
@@ -136,6 +141,10 @@ manifests: ## Write deploy/operator.yaml, for people without helm, from the char
 	  $$(. tests/cluster/lib/common.sh && . tests/cluster/lib/artifacts.sh && artifact helm)/helm \
 	    template hello-operator charts/hello-operator -n hello-system --skip-tests --set crds.keep=false \
 	    | sed -e '/helm.sh\/chart:/d' -e '/app.kubernetes.io\/instance:/d' -e 's/managed-by: Helm/managed-by: kubectl/'; } >deploy/operator.yaml
+
+.PHONY: bundle
+bundle: ## Write deploy/olm, for the Operator Lifecycle Manager, from deploy/operator.yaml, crds/ and examples/
+	@UPDATE_GOLDEN=1 cargo test --locked --quiet --test bundle
 
 .PHONY: demo image
 PROFILE ?= quick

@@ -342,6 +342,7 @@ impl Agent {
             term: tenure.term,
             primary: vec![(self.me.instance.clone(), self.address)],
             replicas: self.members.serving(),
+            gathers: self.members.gathers(boottime()),
         };
         // What was tried already waits, also when it failed; a change does not.
         if self.duties.tried.as_ref() == Some(&routes) && !self.duties.routes.due() {

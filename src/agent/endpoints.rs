@@ -20,6 +20,8 @@ pub struct Routes {
     pub primary: Vec<(String, IpAddr)>,
     /// The replicas that serve.
     pub replicas: Vec<(String, IpAddr)>,
+    /// The term has only begun: who was led to replicas before goes on reading there while they move to the new primary.
+    pub gathers: bool,
 }
 
 /// The two EndpointSlices.
@@ -38,17 +40,41 @@ impl Endpoints {
 
     /// Makes both slices say this; what says it already is not written.
     pub async fn write(&self, routes: &Routes) -> Result<(), Error> {
-        let rw = self.write_one(&self.names.endpoints_rw(), &routes.primary, routes.term).await;
-        let ro = self.write_one(&self.names.endpoints_ro(), &routes.replicas, routes.term).await;
+        let rw = self.write_one(&self.names.endpoints_rw(), routes.term, |_| routes.primary.clone()).await;
+        let ro = self.write_one(&self.names.endpoints_ro(), routes.term, |present| readable(present, routes)).await;
         rw.and(ro)
     }
 
-    async fn write_one(&self, name: &str, wanted: &[(String, IpAddr)], term: i64) -> Result<(), Error> {
+    async fn write_one(
+        &self,
+        name: &str,
+        term: i64,
+        wanted: impl FnOnce(&EndpointSlice) -> Vec<(String, IpAddr)>,
+    ) -> Result<(), Error> {
         let present = call("an EndpointSlice", self.api.get(name)).await?;
-        let Some(next) = changed(&present, wanted, term, &self.namespace) else { return Ok(()) };
+        let Some(next) = changed(&present, &wanted(&present), term, &self.namespace) else { return Ok(()) };
         // It carries uid and resourceVersion as they were read, so nobody else's later word is overwritten.
         call("a change of an EndpointSlice", self.api.replace(name, &PostParams::default(), &next)).await.map(drop)
     }
+}
+
+/// Where clients may read: the replicas that serve, and while a term begins those to which they were led before.
+fn readable(present: &EndpointSlice, routes: &Routes) -> Vec<(String, IpAddr)> {
+    let mut all = routes.replicas.clone();
+    if routes.gathers {
+        for endpoint in present.endpoints.iter().flatten() {
+            let instance = endpoint.target_ref.as_ref().and_then(|pod| pod.name.clone());
+            let address = endpoint.addresses.first().and_then(|address| address.parse().ok());
+            let Some(known) = instance.zip(address) else { continue };
+            // One that was heard of has said where it is now.
+            let heard = |(instance, _): &(String, IpAddr)| *instance == known.0;
+            if !routes.primary.iter().any(heard) && !all.iter().any(heard) {
+                all.push(known);
+            }
+        }
+        all.sort();
+    }
+    all
 }
 
 /// The slice as it should be, or None if it is so already or belongs to a later term.
@@ -115,6 +141,21 @@ mod tests {
         let second = changed(&first, &at("10.0.0.2"), 4, "ns").unwrap();
         assert_eq!(second.endpoints.unwrap()[0].addresses, ["10.0.0.2"]);
         assert_eq!(second.metadata.annotations.unwrap()[ANNOTATION_TERM], "4");
+    }
+
+    #[test]
+    fn readers_stay_where_they_were_while_a_term_begins() {
+        let all = |list: &[(&str, &str)]| -> Vec<(String, IpAddr)> {
+            list.iter().map(|(name, address)| ((*name).to_owned(), address.parse().unwrap())).collect()
+        };
+        let empty = EndpointSlice { address_type: "IPv4".into(), ..EndpointSlice::default() };
+        let before = changed(&empty, &all(&[("db-2", "10.0.0.2"), ("db-3", "10.0.0.3")]), 3, "ns").unwrap();
+        let mut routes = Routes { term: 4, primary: all(&[("db-2", "10.0.0.2")]), replicas: vec![], gathers: true };
+        assert_eq!(readable(&before, &routes), all(&[("db-3", "10.0.0.3")]), "db-2 is the primary now");
+        routes.replicas = all(&[("db-3", "10.0.0.33"), ("db-1", "10.0.0.1")]);
+        assert_eq!(readable(&before, &routes), all(&[("db-1", "10.0.0.1"), ("db-3", "10.0.0.33")]));
+        (routes.replicas, routes.gathers) = (vec![], false);
+        assert_eq!(readable(&before, &routes), [], "it had its time");
     }
 
     #[test]

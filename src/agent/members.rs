@@ -10,6 +10,9 @@ use crate::api::agent::{Phase, ReplicaReport};
 use crate::core::election::planned::Candidate;
 use crate::core::election::{Boot, Joined, Register};
 
+/// How long after the begin of a term replicas may take to move to its holder.
+const GATHERS: Duration = Duration::from_secs(5);
+
 /// The book, for one term.
 #[derive(Debug, Default)]
 pub struct Members {
@@ -129,6 +132,11 @@ impl Members {
         !register.ruled_members().iter().any(|id| {
             self.known.get(*id).map_or_else(|| instance_of(id) == instance, |known| known.instance == instance)
         })
+    }
+
+    /// Whether the term is so young that replicas which serve may not have been heard of, or still move to this holder.
+    pub fn gathers(&self, now: Boot) -> bool {
+        now < self.began + GATHERS
     }
 
     /// Replicas that serve: where clients may read.

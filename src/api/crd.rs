@@ -79,11 +79,6 @@ pub fn spec_rules() -> Vec<(&'static str, &'static str)> {
             "!has(oldSelf.version) || !has(self.version) || int(self.version) >= int(oldSelf.version)",
             "version never goes down: restore a backup into a new object of the older version instead",
         ),
-        // Else it could not be taken back either. The core knows it as well, and holds it back where a bare CRD stands.
-        (
-            "!has(oldSelf.version) || !has(self.version) || int(self.version) <= int(oldSelf.version)",
-            "version cannot be raised yet, as major upgrades are not implemented: make a new object of that version, and move the data with pg_dump",
-        ),
         (
             "!has(oldSelf.storage) || !has(self.storage) || (has(oldSelf.storage.storageClassName) == has(self.storage.storageClassName) && (!has(self.storage.storageClassName) || self.storage.storageClassName == oldSelf.storage.storageClassName))",
             "storage.storageClassName cannot be changed: make a new object with the other class",

@@ -218,7 +218,6 @@ async fn sentences(plane: Arc<Plane>) {
     api.create(&PostParams::default(), &object("db", Some(&old))).await.unwrap();
     for (spec, wanted) in [
         (json!({"version": 16}), "version never goes down"),
-        (json!({"version": 18}), "version cannot be raised yet"),
         (json!({"storage": {"size": "1Gi"}}), "storage.size may grow but never shrink"),
         (json!({"storage": {"walSize": "512Mi"}}), "storage.walSize may grow but never shrink"),
         (json!({"storage": {"walSize": null}}), "storage.walSize cannot be added or removed"),

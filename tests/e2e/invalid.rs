@@ -53,7 +53,6 @@ async fn invalid(_: &'static Suite, case: Case) -> Result {
     let changes = [
         (json!({"version": 16}), "version never goes down"),
         (json!({"version": "16"}), "version never goes down"),
-        (json!({"version": 18}), "version cannot be raised yet"),
         (json!({"storage": {"size": "1Gi"}}), "storage.size may grow but never shrink"),
         (
             json!({"storage": {"size": "2Gi", "storageClassName": "other"}}),

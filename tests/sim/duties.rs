@@ -200,11 +200,13 @@ impl World {
                 let member = machine.volume.state.member.clone();
                 self.note(|w| format!("hold   {} to {holder}", w.nodes[to].instance));
                 self.react(Moment::Held, to);
-                self.send(to, asker, Message::Held { member, sent, generation });
+                self.send(to, asker, Message::Held { member, holder, sent, generation });
             }
-            Message::Held { member, sent, generation } => {
+            Message::Held { member, holder, sent, generation } => {
                 let now = self.clock(to);
-                let Some(agent) = self.nodes[to].agent.as_mut() else { return };
+                // An answer to an earlier start of this agent found nobody.
+                let asked = |agent: &&mut Agent| agent.me.holder() == holder;
+                let Some(agent) = self.nodes[to].agent.as_mut().filter(asked) else { return };
                 if agent.tenure.is_none() || generation != agent.generation && !active(Mutation::HoldAfterRules) {
                     return;
                 }

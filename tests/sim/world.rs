@@ -22,7 +22,7 @@ pub enum Message {
     Freeze { asker: usize, version: String, round: u64 },
     Frozen { round: u64, answer: Option<Answer> },
     Hold { asker: usize, holder: String, term: i64, sent: Boot, generation: u64 },
-    Held { member: String, sent: Boot, generation: u64 },
+    Held { member: String, holder: String, sent: Boot, generation: u64 },
     Report { instance: String, member: String, term: i64, marker: bool },
     AskHistory { asker: usize },
     History { history: History },

@@ -168,7 +168,7 @@ fn hold_back(before: &ClusterConfig, spec: &mut HelloOperatorSpec, notices: &mut
         notices.push(Trouble {
             reason: "UpgradeUnsupported".into(),
             sentence: format!(
-                "version {new} is wanted, but major upgrades are not implemented yet: the cluster keeps running {old}; write version: {old} again, or make a new object of version {new}"
+                "version {new} is wanted, but major upgrades are not implemented yet: the cluster keeps running {old}; for {new}, make a new object and move the data with pg_dump (docs/upgrade.md)"
             ),
         });
         spec.version = before.spec.version.clone();

@@ -8,7 +8,7 @@ KUBERNETES_VERSION=v1.36.3
 declare -A artifact_inputs=(
   [kube]="tools/kube" [etcd]="tools/etcd" [coredns]="tools/coredns" [helm]="tools/helm" [provisioner]="tools/provisioner"
   [prometheus]="tools/prometheus" [alertmanager]="tools/alertmanager" [monitoring-crds]="tools/monitoring-crds"
-  [collector]="tools/collector" [kstatus]="tools/kstatus"
+  [collector]="tools/collector" [kstatus]="tools/kstatus" [olm]="tools/olm"
   [pause]="images/pause images/oci-archive" [postgres]="images/postgres images/oci-archive"
   [postgres-15]="images/postgres images/oci-archive" [postgres-16]="images/postgres images/oci-archive" [postgres-18]="images/postgres images/oci-archive"
   [image-store]="images lib/images.sh"
@@ -16,7 +16,7 @@ declare -A artifact_inputs=(
 declare -A artifact_cost=(
   [kube]="7 to 10 minutes the first time, half a minute from Go's own cache" [etcd]="1 minute" [coredns]="2 minutes" [helm]="3 minutes"
   [prometheus]="6 minutes" [alertmanager]="2 minutes" [monitoring-crds]="5 seconds"
-  [collector]="4 minutes" [kstatus]="30 seconds"
+  [collector]="4 minutes" [kstatus]="30 seconds" [olm]="1 minute"
   [provisioner]="10 seconds after kube, 1 minute before it" [pause]="1 second" [postgres]="2 minutes, mostly download" [image-store]="5 seconds"
   [postgres-15]="2 minutes" [postgres-16]="2 minutes" [postgres-18]="2 minutes"
 )
@@ -25,7 +25,7 @@ cluster_artifacts=(kube etcd coredns provisioner pause postgres image-store)
 all_artifacts=("${cluster_artifacts[@]}" helm)
 # Only the tests of alerts, dashboards and traces, of what other tools read, and those of PostgreSQL's other versions, need
 # these.
-more_artifacts=(prometheus alertmanager monitoring-crds collector kstatus postgres-15 postgres-16 postgres-18)
+more_artifacts=(prometheus alertmanager monitoring-crds collector kstatus olm postgres-15 postgres-16 postgres-18)
 
 go_build() { # module output ldflags
   (cd "$here/tools/$1" && CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags "-s -w $3" -o "$2/$1" .)
@@ -40,6 +40,7 @@ build_kube() {
 build_etcd() { go_build etcd "$1" ""; }
 build_coredns() { go_build coredns "$1" ""; }
 build_kstatus() { go_build kstatus "$1" ""; }
+build_olm() { go_build olm "$1" ""; }
 build_provisioner() { go_build provisioner "$1" ""; }
 build_collector() { go_build collector "$1" ""; }
 go_tool() { # module output package flags...
