@@ -93,6 +93,9 @@ pub struct RunArgs {
     /// Address of /metrics, /livez and /readyz.
     #[arg(long, env = "HELLO_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
+    /// Serve /metrics here over TLS, and not at the address above: to those with a token whom the API server lets get it.
+    #[arg(long, env = "HELLO_METRICS_LISTEN")]
+    pub metrics_listen: Option<SocketAddr>,
     /// Name of this process among the operator's replicas; the Pod's name in a cluster.
     #[arg(long, env = "POD_NAME", default_value = "terminal")]
     pub identity: String,

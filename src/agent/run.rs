@@ -4,6 +4,7 @@
 //! event. So renewals, the deadline and commands go on whatever hangs.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -244,7 +245,7 @@ pub async fn run(args: AgentArgs, cloud: CloudIdentity) -> Result<(), Error> {
         &shared.health(),
         {
             let (shared, traces) = (shared.clone(), traces.clone());
-            move || shared.metrics(&traces)
+            Some(Arc::new(move || shared.metrics(&traces)))
         },
     )
     .await

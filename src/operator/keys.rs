@@ -87,6 +87,18 @@ pub fn certificate(
     Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
 }
 
+/// A certificate that nobody but itself vouches for.
+pub fn own(name: &str, names: &[String], now: Timestamp) -> Result<Pair, Error> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(tls(name))?;
+    let mut params = CertificateParams::new(names.to_vec()).map_err(tls(name))?;
+    params.distinguished_name = named(name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    valid(&mut params, now, AUTHORITY_DAYS);
+    let certificate = params.self_signed(&key).map_err(tls(name))?;
+    Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+}
+
 /// What a certificate says; None when it is none.
 pub fn read(pem: &[u8]) -> Option<CertificateFacts> {
     let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;

@@ -19,6 +19,7 @@ mod patch;
 mod queue;
 mod random;
 mod reconcile;
+mod scrapers;
 mod secrets;
 mod show;
 mod streams;
@@ -34,8 +35,9 @@ pub use show::show;
 use crate::api::build;
 use crate::config::{LogArgs, RunArgs, TelemetryEnv};
 use crate::leader::{Elector, Gate, Settings, Timings, connect};
-use crate::telemetry::health::{Health, Server};
+use crate::telemetry::health::{self, Health, Server};
 use crate::telemetry::metrics::OperatorMetrics;
+use crate::telemetry::secure;
 use agents::Agents;
 use apply::Applier;
 use backups::Backups;
@@ -95,17 +97,23 @@ async fn serve(args: RunArgs, to_agents: ToAgents, telemetry: &crate::telemetry:
     let scopes = scopes(&args.watch_namespaces);
     let mirrors = Arc::new(Mirrors::filled_by(scopes.len()));
     let queue = Arc::new(Queue::default());
-    let health = Health::new();
-    checks(&health, &mirrors, &metrics);
-    let server = {
+    let probes = Health::new();
+    checks(&probes, &mirrors, &metrics);
+    let exposition: health::Metrics = {
         let (metrics, queue, gate) = (Arc::clone(&metrics), Arc::clone(&queue), gate.clone());
-        Server::bind(args.listen, &health, move || {
+        Arc::new(move || {
             metrics.set_queue_depth(queue.depth());
             metrics.set_leader(gate.leading());
             metrics.encode()
         })
-        .await?
     };
+    if let Some(address) = args.metrics_listen {
+        let (tls, guard) = (scrapers::tls(&args.namespace)?, scrapers::guard(reader.clone()));
+        let secure = secure::Server::bind(address, tls, Arc::clone(&exposition), guard).await?;
+        tracing::info!(address = %secure.address(), "metrics are served over TLS, to whom the API server lets get them");
+        tokio::spawn(secure.serve(end.clone().wait()));
+    }
+    let server = Server::bind(args.listen, &probes, args.metrics_listen.is_none().then_some(exposition)).await?;
     let (version, commit) = (build::VERSION, build::COMMIT);
     tracing::info!(address = %server.address(), version, commit, inside, standalone = args.standalone, "the operator starts");
     let serving = tokio::spawn(server.serve(end.clone().wait()));

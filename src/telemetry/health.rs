@@ -24,7 +24,8 @@ const GRACE: Duration = Duration::from_secs(1);
 /// `Err` carries the reason, a sentence for people.
 type Probe = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 type Checks = Arc<RwLock<Vec<(&'static str, Probe)>>>;
-type Metrics = Arc<dyn Fn() -> Result<String, Error> + Send + Sync>;
+/// Makes the text of `/metrics`.
+pub type Metrics = Arc<dyn Fn() -> Result<String, Error> + Send + Sync>;
 
 /// The named checks behind `/livez` and `/readyz`. Cheap to clone; clones share the checks.
 ///
@@ -85,20 +86,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds `address`; port 0 takes a free one, see [`Server::address`]. `metrics` makes the text of `/metrics`.
-    pub async fn bind(
-        address: SocketAddr,
-        health: &Health,
-        metrics: impl Fn() -> Result<String, Error> + Send + Sync + 'static,
-    ) -> Result<Self, Error> {
+    /// Binds `address`; port 0 takes a free one, see [`Server::address`]. Without `metrics` there is no `/metrics` here.
+    pub async fn bind(address: SocketAddr, health: &Health, metrics: Option<Metrics>) -> Result<Self, Error> {
         let listen = |source| Error::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(listen)?;
         let bound = listener.local_addr().map_err(listen)?;
-        let metrics: Metrics = Arc::new(metrics);
-        let router = Router::new()
+        let mut router = Router::new()
             .route("/livez", get(checks).with_state(Arc::clone(&health.live)))
-            .route("/readyz", get(checks).with_state(Arc::clone(&health.ready)))
-            .route("/metrics", get(exposition).with_state(metrics));
+            .route("/readyz", get(checks).with_state(Arc::clone(&health.ready)));
+        if let Some(metrics) = metrics {
+            router = router.route("/metrics", get(exposition).with_state(metrics));
+        }
         Ok(Self { listener, address: bound, router })
     }
 
@@ -143,7 +141,7 @@ async fn checks(State(probes): State<Checks>) -> Response {
     (status, text).into_response()
 }
 
-async fn exposition(State(metrics): State<Metrics>) -> Response {
+pub(super) async fn exposition(State(metrics): State<Metrics>) -> Response {
     match metrics() {
         Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
@@ -167,8 +165,8 @@ mod tests {
     }
 
     async fn start(health: &Health) -> Running {
-        let metrics = || Ok("hello_up 1\n".to_owned());
-        let server = Server::bind("127.0.0.1:0".parse().unwrap(), health, metrics).await.unwrap();
+        let metrics: Metrics = Arc::new(|| Ok("hello_up 1\n".to_owned()));
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), health, Some(metrics)).await.unwrap();
         let (stop, stopped) = oneshot::channel();
         let address = server.address();
         let task = tokio::spawn(server.serve(async move {
@@ -229,7 +227,7 @@ mod tests {
     #[tokio::test]
     async fn an_address_in_use_is_an_error_that_names_it() {
         let running = start(&Health::new()).await;
-        let Err(error) = Server::bind(running.address, &Health::new(), || Ok(String::new())).await else {
+        let Err(error) = Server::bind(running.address, &Health::new(), None).await else {
             panic!("two servers on one address");
         };
         assert!(error.to_string().contains(&running.address.to_string()), "{error}");

@@ -9,6 +9,7 @@ pub mod clusters;
 pub mod health;
 pub mod logs;
 pub mod metrics;
+pub mod secure;
 pub mod traces;
 
 use tracing_subscriber::Layer;

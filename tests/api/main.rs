@@ -22,6 +22,7 @@ mod lease;
 mod manifests;
 mod namespaces;
 mod processes;
+mod scrapes;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -89,6 +90,7 @@ fn main() -> ExitCode {
         handover::trials(&plane),
         backups::trials(&plane),
         manifests::trials(&plane),
+        scrapes::trials(&plane),
     ]
     .into_iter()
     .flatten()
