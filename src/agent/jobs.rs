@@ -196,9 +196,12 @@ impl Agent {
         rule.map(|rule| rule.members.iter().map(|member| slots::of(member)).collect()).unwrap_or_default()
     }
 
-    /// What commits wait for, by the present rule and who has joined.
+    /// What commits wait for, by the present rule and who has joined. None where this agent holds no Lease, or does not any more.
     pub(super) fn sync_setting(&self) -> Option<SyncSetting> {
-        let (register, terms) = (self.register()?, self.terms.as_ref()?);
+        let (register, terms, tenure) = (self.register()?, self.terms.as_ref()?, self.tenure.as_ref()?);
+        if !rules::are_of(register, &self.me.holder(), tenure.term) {
+            return None;
+        }
         let joined = self.members.joined(register, &terms.instances, boottime());
         register.rule().map(|rule| rules::setting(rule, &joined))
     }

@@ -27,6 +27,10 @@ impl World {
         let run = self.pg_run(node);
         let Some(agent) = self.nodes[node].agent.as_ref() else { return };
         let (Some(seen), Some(terms)) = (&agent.lease, &agent.terms) else { return };
+        let Some(tenure) = &agent.tenure else { return };
+        if !rules::are_of(&seen.register, &agent.me.holder(), tenure.term) {
+            return;
+        }
         let Some(present) = seen.register.rule() else { return };
         let rule = if active(Mutation::RuleSetBeforeLease) {
             rules::wanted(terms.durability, terms.k, present, &joined)

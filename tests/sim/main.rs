@@ -130,6 +130,23 @@ const WEAK: &[hello_operator::core::election::mutation::Mutation] = {
     &[FrozenHolderReturns, ListedUnconfirmed]
 };
 
+/// Mistakes that fewer than one of 20,000 worlds shows, each with a seed of one that does. Whoever changes the model finds others:
+/// `MUTATION=Name MUTATION_SEEDS=600000`.
+#[cfg(feature = "mutations")]
+const RARE: &[(hello_operator::core::election::mutation::Mutation, u64)] = {
+    use hello_operator::core::election::mutation::Mutation::{
+        EndComparedLive, ForeignRuleSet, HoldByFrozen, HoldNotPersisted, NoMarkerCommit, PromiseNotPersisted,
+    };
+    &[
+        (PromiseNotPersisted, 50_591),
+        (NoMarkerCommit, 73_377),
+        (EndComparedLive, 41_070),
+        (ForeignRuleSet, 33_136_249),
+        (HoldByFrozen, 33_705),
+        (HoldNotPersisted, 33_548),
+    ]
+};
+
 /// Each mistake must be found; the number is the seeds that it took.
 #[cfg(feature = "mutations")]
 #[test]
@@ -148,7 +165,10 @@ fn every_mutation_is_caught() {
             continue;
         }
         activate(Some(*mutation));
-        let caught = (0..seeds).find_map(|seed| run(seed, false).violation.map(|violation| (seed, violation)));
+        let rare = RARE.iter().find(|(rare, _)| rare == mutation && only.is_none());
+        let (from, seeds) = rare.map_or((0, seeds), |(_, seed)| (*seed, 1));
+        let caught =
+            (from..from + seeds).find_map(|seed| run(seed, false).violation.map(|violation| (seed, violation)));
         if let Some((seed, violation)) = caught {
             println!("{index:>2} {mutation:?}: caught by {} after {} seeds", violation.invariant, seed + 1);
             if number("TELL").is_some() {

@@ -47,6 +47,17 @@ fn a_holder_that_froze_is_brought_back_by_a_renewal_and_not_by_a_hold() {
 }
 
 #[test]
+fn a_primary_that_outlives_its_kill_is_not_told_of_anothers_rules() {
+    let holder = running();
+    let register = holder.lease.unwrap().register;
+    let (me, term) = (register.holder.clone(), register.term);
+    assert!(rules::are_of(&register, &me, term));
+    let next = Register { holder: "db-2/x/n".into(), term: term + 1, rules: vec![Rule::none()], ..register.clone() };
+    assert!(!rules::are_of(&next, &me, term), "there nobody is waited for");
+    assert!(!rules::are_of(&register, &me, term - 1), "an earlier tenure of the same start");
+}
+
+#[test]
 fn the_receiver_of_the_former_holder_goes_before_the_end_is_compared() {
     let mut world = follower();
     world.engine = EngineState::Standby { source: Some(source(0)), replaying: false };

@@ -82,6 +82,8 @@ mutations! {
     EarlyHistoryBelieved,
     /// end compared while the receiver still runs
     EndComparedLive,
+    /// PostgreSQL set to the rule of another's term
+    ForeignRuleSet,
     /// listed for the present term although it confirmed an earlier one
     ListedUnconfirmed,
     /// position under-reported after a restart is answered

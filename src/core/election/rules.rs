@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::mutation::{Mutation, active};
+use super::register::Register;
 use crate::api::agent::Lsn;
 use crate::api::spec::Durability;
 
@@ -188,6 +189,12 @@ pub fn in_force(rule: &Rule, evidence: &Evidence<'_>) -> bool {
             || active(Mutation::ConfirmAssumed)
             || evidence.committed
             || active(Mutation::NoMarkerCommit))
+}
+
+/// Whether a register's rules are for this holder in this term. A PostgreSQL that outlives its kill is not told of another's:
+/// that may wait for nobody, and what was not acknowledged yet would be.
+pub fn are_of(register: &Register, holder: &str, term: i64) -> bool {
+    active(Mutation::ForeignRuleSet) || register.holder == holder && register.term == term
 }
 
 /// What PostgreSQL's `synchronous_standby_names` must say.
