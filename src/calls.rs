@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
+use crate::api::words::with_causes;
+
 /// Why a call to the API server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
@@ -47,16 +49,7 @@ pub fn sentence(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
     }
-    let mut text = error.to_string();
-    let mut next = std::error::Error::source(error);
-    while let Some(source) = next {
-        let more = source.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        next = source.source();
-    }
-    text
+    with_causes(error)
 }
 
 /// Ends a call by then at the latest, and says what it was for.

@@ -11,17 +11,18 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 /// Each part of the house, and what it may name of the others. `main` and `lib` may name all.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("api", &[]),
     ("engine", &["api"]),
     ("core", &["api", "engine"]),
     ("leader", &[]),
-    ("calls", &[]),
+    ("calls", &["api"]),
+    ("https", &[]),
     ("config", &["api", "backup"]),
-    ("telemetry", &["api", "config"]),
+    ("telemetry", &["api", "config", "https"]),
     ("backup", &["api"]),
     ("operator", &["api", "calls", "engine", "core", "config", "leader", "telemetry"]),
-    ("agent", &["api", "engine", "core", "backup", "config", "telemetry"]),
+    ("agent", &["api", "engine", "core", "backup", "config", "https", "telemetry"]),
     // A user's own tool: it shows what is published, and decides nothing that the operator decides.
     ("ctl", &["api", "calls", "config"]),
 ];

@@ -11,7 +11,7 @@ use super::files::Secrets;
 use super::postmaster::Files;
 use super::sql::Socket;
 use super::volume::{Chosen, Layout, disk};
-use crate::api::agent::ClusterConfig;
+use crate::api::config::ClusterConfig;
 use crate::api::names::PORT_POSTGRES;
 use crate::core::election::{Source, SyncSetting};
 use crate::core::quantity;

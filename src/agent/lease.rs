@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::Error;
 use super::run::Event;
-use crate::api::agent::ClusterConfig;
+use crate::api::config::ClusterConfig;
 use crate::api::names::{CONFIG_KEY, Names};
 
 /// How long a request may take. Several fit between two deadlines of the Lease.

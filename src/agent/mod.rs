@@ -39,6 +39,7 @@ pub mod server;
 mod spans;
 pub mod sql;
 pub mod standstill;
+mod start;
 mod steps;
 mod tenure;
 pub mod tls;
@@ -48,4 +49,4 @@ pub mod volume;
 
 pub use error::Error;
 pub use inject::inject;
-pub use run::run;
+pub use start::run;

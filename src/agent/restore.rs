@@ -17,7 +17,7 @@ use super::run::random_word;
 use super::sql::{Session, Socket};
 use super::tool::Tool;
 use super::volume::{Layout, Staged, disk, make_private, remove, replace_file};
-use crate::api::agent::RestoreOrder;
+use crate::api::config::RestoreOrder;
 use crate::backup::base::Progress;
 use crate::backup::manifest::Manifest;
 use crate::backup::restore::unpack;

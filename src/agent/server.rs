@@ -1,7 +1,6 @@
 //! The agents' API: HTTPS with mutual TLS. The operator may command; the other agents may ask.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -10,14 +9,12 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use opentelemetry::Context;
 use opentelemetry::context::FutureExt;
+use rustls::pki_types::CertificateDer;
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio_rustls::TlsAcceptor;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Error;
 use super::commands::Command;
@@ -29,12 +26,10 @@ use crate::api::agent::{CommandAnswer, FreezeRequest, HoldRequest, LeaveCommand,
 use crate::api::archive::{BackupCommand, CancelBackupCommand};
 use crate::api::names::{OPERATOR_CN, REPLICATION_USER};
 use crate::core::election::NoAnswer;
+use crate::https;
 use crate::telemetry::traces::agent::{AgentTraces, answered};
 use crate::telemetry::traces::context::TRACEPARENT;
 
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A connection may stay open this long for further requests.
-const CONNECTION: Duration = Duration::from_mins(5);
 const ANSWER: Duration = Duration::from_secs(5);
 const MOST_CONNECTIONS: usize = 32;
 
@@ -72,37 +67,12 @@ pub async fn serve(
         .layer(DefaultBodyLimit::max(64 * 1024))
         .layer(from_fn_with_state(traces, traced))
         .with_state(Ctx { shared, events, socket });
-    tokio::spawn(async move {
-        let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        loop {
-            let Ok(slot) = slots.clone().acquire_owned().await else { return };
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let (tls, router) = (tls.clone(), router.clone());
-                    tokio::spawn(async move {
-                        let _ = tokio::time::timeout(CONNECTION, connection(stream, &tls, router)).await;
-                        drop(slot);
-                    });
-                }
-                // Out of file descriptors, for instance: what is open now closes in time.
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-            }
-        }
-    });
+    let peer = move |certificate: Option<&CertificateDer<'static>>| {
+        let name = certificate.and_then(common_name).unwrap_or_default();
+        router.clone().layer(Extension(Peer(name)))
+    };
+    tokio::spawn(async move { https::serve(listener, MOST_CONNECTIONS, || tls.server(), peer).await });
     Ok(())
-}
-
-async fn connection(stream: TcpStream, tls: &Tls, router: Router) {
-    let acceptor = TlsAcceptor::from(tls.server());
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else { return };
-    let name = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).and_then(common_name);
-    let router = router.layer(Extension(Peer(name.unwrap_or_default())));
-    // How a connection ends is the client's matter.
-    let _ = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HANDSHAKE)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await;
 }
 
 /// What the operator asks for in a trace of its own is a span of that trace.

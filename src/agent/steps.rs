@@ -12,7 +12,8 @@ use super::probe::Health;
 use super::process::boottime;
 use super::run::{Agent, Event, random_word};
 use super::volume::{Chosen, State};
-use crate::api::agent::{ClusterConfig, HandOverReason, Lsn};
+use crate::api::agent::{HandOverReason, Lsn};
+use crate::api::config::ClusterConfig;
 use crate::core::election::{Data, Ending, EngineState, EngineStep, Job, Member, Source, engine_step};
 use crate::engine::postgres::control::{ClusterState, ControlData};
 

@@ -16,7 +16,7 @@ use super::restore::{Wish, restore};
 use super::sql::Socket;
 use super::tool::Tool;
 use super::volume::{Layout, make_private, remove};
-use crate::api::agent::RestoreOrder;
+use crate::api::config::RestoreOrder;
 use crate::api::names::{BACKUP_MOUNT, SOCKET_DIR};
 use crate::api::verify::{VerifyOrder, VerifyResult};
 use crate::backup::target::CloudIdentity;
@@ -73,7 +73,7 @@ pub async fn run(args: VerifyArgs, cloud: CloudIdentity) -> Result<(), Error> {
     let invalid = |error: serde_json::Error| Error::Invalid { what: "HELLO_VERIFY", message: error.to_string() };
     let order: VerifyOrder = serde_json::from_str(&args.order).map_err(invalid)?;
     let scratch = Scratch::in_pod(args.data, args.namespace)?;
-    let result = verify(super::run::client()?, cloud, &scratch, &order).await;
+    let result = verify(super::start::client()?, cloud, &scratch, &order).await;
     let text = serde_json::to_string(&result).map_err(invalid)?;
     std::fs::write(&args.result, text).map_err(Error::io("write", &args.result))?;
     tracing::info!(ok = result.ok, backup = result.backup_id, seconds = result.seconds, "{}", result.message);

@@ -6,12 +6,14 @@ pub mod archive;
 pub mod backup;
 pub mod build;
 pub mod category;
+pub mod config;
 pub mod crd;
 pub mod names;
 pub mod owned;
 pub mod spec;
 pub mod status;
 pub mod verify;
+pub mod words;
 
 pub use backup::HelloBackup;
 pub use category::Category;

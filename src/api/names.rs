@@ -94,7 +94,7 @@ pub const RESTORE_MOUNT: &str = "/var/lib/hello/restore";
 pub const SOCKET_DIR: &str = "/var/run/postgresql";
 /// Mounts of the Secrets, one folder each: `tls.crt`, `tls.key`, `ca.crt` or `username`, `password`.
 pub const SECRETS_MOUNT: &str = "/etc/hello";
-/// Key in the ConfigMap: [`crate::api::agent::ClusterConfig`] as JSON.
+/// Key in the ConfigMap: [`crate::api::config::ClusterConfig`] as JSON.
 pub const CONFIG_KEY: &str = "cluster.json";
 /// Key in the ConfigMap: the `passwd` file that names the uid of the image's user.
 pub const PASSWD_KEY: &str = "passwd";

@@ -6,7 +6,7 @@ use std::fmt;
 use http::{HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
 
-use crate::api::agent::{Collector, TraceProtocol};
+use crate::api::config::{Collector, TraceProtocol};
 
 /// What a batch may take where nothing is said.
 const TIMEOUT_MILLIS: u64 = 10_000;

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::election::Register;
-use crate::api::agent::{ClusterConfig, Collector, HandOver, Report};
+use crate::api::agent::{HandOver, Report};
 use crate::api::backup::{BackupTarget, HelloBackupStatus};
+use crate::api::config::{ClusterConfig, Collector};
 use crate::api::names::{GROUP, KIND_BACKUP, Names, VERSION};
 use crate::api::spec::HelloOperatorSpec;
 use crate::api::status::HelloOperatorStatus;

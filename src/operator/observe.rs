@@ -18,7 +18,8 @@ use super::facts;
 use super::mirror::ClusterKey;
 use super::secrets::Secrets;
 use super::streams::Mirrors;
-use crate::api::agent::{ClusterConfig, Collector, Report};
+use crate::api::agent::Report;
+use crate::api::config::{ClusterConfig, Collector};
 use crate::api::names::{ANNOTATION_GREETED, CONFIG_KEY, LABEL_CLUSTER, LABEL_MANAGED_BY, MANAGED_BY, Names};
 use crate::core::world::{
     BackupFacts, ChildId, ChildMeta, Failure, Kind, Known, LeaseFacts, ObjectFacts, PodFacts, SecretKind, Trouble,

@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -12,23 +11,14 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::future::BoxFuture;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
+use tokio::net::TcpListener;
 
 use super::Error;
 use super::health::{Metrics, exposition};
+use crate::https;
 
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A connection may stay open this long for further scrapes.
-const CONNECTION: Duration = Duration::from_mins(5);
 const MOST_CONNECTIONS: usize = 16;
-/// Pause after an accept that failed: out of file descriptors, for instance.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// What is to become of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -49,7 +39,7 @@ pub type Guard = Arc<dyn Fn(String) -> BoxFuture<'static, Access> + Send + Sync>
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    acceptor: TlsAcceptor,
+    tls: Arc<ServerConfig>,
     router: Router,
 }
 
@@ -65,7 +55,7 @@ impl Server {
         let listener = TcpListener::bind(address).await.map_err(listen)?;
         let bound = listener.local_addr().map_err(listen)?;
         let router = Router::new().route("/metrics", get(guarded)).with_state((metrics, guard));
-        Ok(Self { listener, address: bound, acceptor: TlsAcceptor::from(tls), router })
+        Ok(Self { listener, address: bound, tls, router })
     }
 
     /// Where it listens.
@@ -75,38 +65,12 @@ impl Server {
 
     /// Serves until `shutdown` resolves.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) {
+        let Self { listener, tls, router, .. } = self;
         tokio::select! {
             () = shutdown => {}
-            () = self.accept() => {}
+            () = https::serve(listener, MOST_CONNECTIONS, || Arc::clone(&tls), move |_| router.clone()) => {}
         }
     }
-
-    async fn accept(self) {
-        let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        loop {
-            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-            match self.listener.accept().await {
-                Ok((stream, _)) => {
-                    let (acceptor, router) = (self.acceptor.clone(), self.router.clone());
-                    tokio::spawn(async move {
-                        let _ = tokio::time::timeout(CONNECTION, connection(stream, &acceptor, router)).await;
-                        drop(slot);
-                    });
-                }
-                Err(_) => tokio::time::sleep(PAUSE).await,
-            }
-        }
-    }
-}
-
-async fn connection(stream: TcpStream, acceptor: &TlsAcceptor, router: Router) {
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else { return };
-    // How a connection ends is the client's matter.
-    let _ = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HANDSHAKE)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await;
 }
 
 async fn guarded(State((metrics, guard)): State<(Metrics, Guard)>, headers: HeaderMap) -> Response {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use hello_operator::api::agent::ClusterConfig;
+use hello_operator::api::config::ClusterConfig;
 use hello_operator::api::crd;
 use hello_operator::api::names::{CONFIG_KEY, CRD_NAME, Names};
 use jiff::Timestamp;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hello_operator::agent::archive::Archive;
 use hello_operator::agent::keep;
 use hello_operator::agent::restore::restore;
-use hello_operator::api::agent::RestoreOrder;
+use hello_operator::api::config::RestoreOrder;
 use hello_operator::backup::layout::{Segment, SegmentSize};
 use hello_operator::core::backup::Policy;
 use hello_operator::engine::postgres::settings::Archiving;

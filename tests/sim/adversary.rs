@@ -1,6 +1,6 @@
 //! What a run is about, and what goes wrong in it.
 
-use hello_operator::api::agent::LeaseBounds;
+use hello_operator::api::config::LeaseBounds;
 use hello_operator::api::spec::Durability;
 use hello_operator::core::election::Terms;
 

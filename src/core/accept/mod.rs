@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use crate::api::agent::ClusterConfig;
+use crate::api::config::ClusterConfig;
 use crate::api::spec::{Durability, HelloOperatorSpec};
 use crate::core::cluster::{Cluster, Invalid, transition};
 use crate::core::election::Register;

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use super::Refused;
-use crate::api::agent::RestoreOrder;
 use crate::api::backup::BackupPhase;
+use crate::api::config::RestoreOrder;
 use crate::core::cluster::{Cluster, Restore, RestoreFrom};
 use crate::core::election::Register;
 use crate::core::world::{Known, World};

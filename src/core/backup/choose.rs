@@ -5,7 +5,8 @@ use jiff::Timestamp;
 
 use super::{Entry, Leg, Wal};
 use crate::api::Category;
-use crate::api::agent::{Lsn, RestoreOrder};
+use crate::api::agent::Lsn;
+use crate::api::config::RestoreOrder;
 
 /// Up to where a restore goes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use super::{Entry, Refusal, Target, Wal, WalRange, Wish, choose};
-use crate::api::agent::{Lsn, RestoreOrder};
+use crate::api::agent::Lsn;
+use crate::api::config::RestoreOrder;
 
 const SIZE: u64 = 16 << 20;
 

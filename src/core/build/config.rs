@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Child, Scope, annotate, child};
-use crate::api::agent::ClusterConfig;
+use crate::api::config::ClusterConfig;
 use crate::api::names::{ANNOTATION_GREETED, CONFIG_KEY, PASSWD_KEY};
 use crate::core::world::Kind;
 

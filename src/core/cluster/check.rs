@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{Failover, Invalid, MIN_VOLUME, VERSIONS, invalid};
-use crate::api::agent::LeaseBounds;
+use crate::api::config::LeaseBounds;
 use crate::api::crd::{PRIMARY, RENEW_DEADLINE, RETRY_PERIOD};
 use crate::api::names::{MAX_INSTANCES, MAX_NAME, Names};
 use crate::api::owned;

@@ -19,7 +19,7 @@ use check::{
 };
 
 use super::quantity;
-use crate::api::agent::LeaseBounds;
+use crate::api::config::LeaseBounds;
 use crate::api::crd::RESTORE_STAYS;
 use crate::api::names::Names;
 use crate::api::spec::{

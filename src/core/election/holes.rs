@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::tests::{World, member, running, seconds};
 use super::vote::may_freeze;
 use super::*;
-use crate::api::agent::{LeaseBounds, Lsn};
+use crate::api::agent::Lsn;
+use crate::api::config::LeaseBounds;
 use crate::api::spec::Durability;
 
 fn follower() -> World {

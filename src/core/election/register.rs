@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::mutation::{Mutation, active};
 use super::rules::Rule;
-use crate::api::agent::{LeaseBounds, Lsn};
+use crate::api::agent::Lsn;
+use crate::api::config::LeaseBounds;
 use crate::api::names::ANNOTATION_REGISTER;
 use crate::api::spec::Durability;
 

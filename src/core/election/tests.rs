@@ -7,7 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::agent::{LeaseBounds, Lsn};
+use crate::api::agent::Lsn;
+use crate::api::config::LeaseBounds;
 use crate::api::spec::Durability;
 
 #[derive(Debug)]

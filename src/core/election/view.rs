@@ -7,7 +7,8 @@ use super::mutation::{Mutation, active};
 use super::register::Register;
 use super::rules::{Joined, Rule};
 use super::vote::{Answer, Promise};
-use crate::api::agent::{LeaseBounds, Lsn};
+use crate::api::agent::Lsn;
+use crate::api::config::LeaseBounds;
 use crate::api::spec::Durability;
 
 /// A moment on CLOCK_BOOTTIME, which neither jumps nor stands still while the machine sleeps.

@@ -1,7 +1,7 @@
 //! Children whose content is a function of the spec.
 
 use super::{Action, DATA_LOSS_ACCEPTED, Doing, Plan, REPAIRED};
-use crate::api::agent::ClusterConfig;
+use crate::api::config::ClusterConfig;
 use crate::api::names::ANNOTATION_ACCEPT_LOSS;
 use crate::core::build::{Child, Scope, access, config as config_map, network};
 use crate::core::world::{ChildId, ChildMeta, Kind, Known, Owner, World};

@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::children::lasting;
 use super::{Action, DATA_MISSING, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Report};
+use crate::api::agent::Report;
+use crate::api::config::ClusterConfig;
 use crate::core::build::{Scope, child};
 use crate::core::election::rules::with;
 use crate::core::election::{Register, Release, Rule};

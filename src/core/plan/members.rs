@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::agent::{ClusterConfig, Phase};
+use crate::api::agent::Phase;
+use crate::api::config::ClusterConfig;
 use crate::api::names::MAX_INSTANCES;
 use crate::api::spec::State;
 use crate::core::cluster::Cluster;

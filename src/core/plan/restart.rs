@@ -2,7 +2,8 @@
 
 use super::pods::{serves, unsettled};
 use super::{Action, Doing, Plan};
-use crate::api::agent::{ClusterConfig, Report, RestartCommand, SwitchoverCommand};
+use crate::api::agent::{Report, RestartCommand, SwitchoverCommand};
+use crate::api::config::ClusterConfig;
 use crate::api::names::{ANNOTATION_RESTART, ANNOTATION_RESTART_ONE};
 use crate::api::spec::State;
 use crate::core::build::Scope;

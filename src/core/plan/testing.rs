@@ -7,7 +7,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use serde_json::Value;
 
 use super::{Action, Plan, SecretContent, plan};
-use crate::api::agent::{ClusterConfig, HandOver, HandOverReason, Lsn, Phase, ReplicaReport, Report};
+use crate::api::agent::{HandOver, HandOverReason, Lsn, Phase, ReplicaReport, Report};
+use crate::api::config::ClusterConfig;
 use crate::api::names::{ANNOTATION_RESTART, ANNOTATION_SECRETS, ANNOTATION_TEMPLATE, CONFIG_KEY, LABEL_ROLE, Names};
 use crate::api::spec::{Durability, HelloOperatorSpec};
 use crate::core::build::Child;

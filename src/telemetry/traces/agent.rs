@@ -11,7 +11,7 @@ use prometheus::{IntCounterVec, Registry};
 
 use super::hand_over::root;
 use super::{Step, context, counters, flush, otlp, provider, resource};
-use crate::api::agent::Collector;
+use crate::api::config::Collector;
 
 const SERVICE: &str = "hello-operator-agent";
 /// An agent must be small: this many spans wait at most.

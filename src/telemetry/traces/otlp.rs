@@ -30,7 +30,8 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsConnector;
 
-use crate::api::agent::{Collector, TraceProtocol};
+use crate::api::config::{Collector, TraceProtocol};
+use crate::api::words::with_causes;
 
 /// Where gRPC expects spans.
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
@@ -243,14 +244,7 @@ fn accepted(body: &[u8]) -> Result<(), String> {
 }
 
 fn said(what: &str, error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = format!("{what}: {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
+    format!("{what}: {}", with_causes(error))
 }
 
 fn compressed(message: &[u8]) -> std::io::Result<Vec<u8>> {

@@ -24,7 +24,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use super::agent::{AgentTraces, answered, current};
 use super::{FLUSH, Step, Traces, hand_over};
-use crate::api::agent::{Collector, TraceProtocol};
+use crate::api::config::{Collector, TraceProtocol};
 use crate::config::traces::Destination;
 
 fn collector(endpoint: String, protocol: TraceProtocol) -> Collector {
